@@ -1,0 +1,30 @@
+"""smla: sparse-MLA decode attention for NVIDIA Hopper on FlashInfer.
+
+Construct a `SparseMLABackend` for a `SparseMLAConfig`, take a `SparseMLABuilder` from it, build a
+`BatchLayout` into `SparseMLAMetadata` each step, and call `forward` for each layer.
+"""
+
+from smla.backend import SparseMLABackend
+from smla.builder import SparseMLABuilder, SparseMLAMetadata, routes_prefill_to_mha
+from smla.config import SparseMLAConfig
+from smla.flags import Flag
+from smla.layout import BatchLayout
+from smla.plan_state import PlanState, PlanStats
+from smla.runtime import CpuRuntime, CudaRuntime, Runtime
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchLayout",
+    "CpuRuntime",
+    "CudaRuntime",
+    "Flag",
+    "PlanState",
+    "PlanStats",
+    "Runtime",
+    "SparseMLABackend",
+    "SparseMLABuilder",
+    "SparseMLAConfig",
+    "SparseMLAMetadata",
+    "routes_prefill_to_mha",
+]

@@ -1,0 +1,115 @@
+"""The builder: from a step's batch to lengths, a plan and the metadata all layers share.
+
+vLLM knows these as FlashInferMLASparseSM90Builder and -Metadata.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smla import lengths
+from smla.config import SparseMLAConfig
+from smla.engines.base import Engine
+from smla.layout import BatchLayout, check_lengths, decode_threshold
+from smla.plan_state import PlanState
+from smla.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class SparseMLAMetadata:
+    """What a step's forwards need; belongs to the newest build of its plan state only.
+
+    num_rows: rows that smla computes (the decode prefix when prefills go to dense MHA, else all
+        live rows). num_padded_tokens: rows of the step's tensors.
+    num_decodes, num_decode_tokens: leading requests that are decodes, and their rows.
+    prefill_to_mha: the caller computes the rows behind num_decode_tokens with dense MHA.
+    """
+
+    state: PlanState
+    serial: int
+    num_rows: int
+    num_tokens: int
+    num_padded_tokens: int
+    num_decodes: int
+    num_decode_tokens: int
+    prefill_to_mha: bool
+    block_table: Tensor
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Live rows behind the decode prefix."""
+        return self.num_tokens - self.num_decode_tokens
+
+
+def routes_prefill_to_mha(config: SparseMLAConfig, largest_prefill_bound: int) -> bool:
+    """Return whether the prefill rows of a batch go to dense MHA.
+
+    The one predicate for builder and layer. For contexts up to index_topk everything is
+    selected, so dense attention gives the same result and is faster.
+    largest_prefill_bound: the largest upper bound of a prefill request's length; 0 without any.
+    """
+    return not config.force_mqa and 0 < largest_prefill_bound <= config.index_topk
+
+
+class SparseMLABuilder:
+    """Owns the plan state of one attention group and refreshes it every step."""
+
+    def __init__(self, config: SparseMLAConfig, runtime: Runtime, engine: Engine) -> None:
+        self.config, self.runtime = config, runtime
+        self.state = PlanState(config, runtime, engine)
+        self.decode_threshold = decode_threshold(config.num_heads)
+
+    def build(self, batch: BatchLayout) -> SparseMLAMetadata:
+        """Plan this step and return its metadata; outside of graph capture, once per step.
+
+        Raises one of smla.errors (see BatchLayout.check and PlanState.update) before anything
+        is written, and leaves the state of the step before usable.
+        """
+        self.state.refuse_capture()
+        batch.check(self.config.max_tokens, self.runtime.device)
+        starts, seq_lens, exact = self._host_lengths(batch)
+        decodes, decode_rows = batch.split(self.decode_threshold)
+        prefills = seq_lens[decodes:][starts[decodes + 1 :] > starts[decodes:-1]]
+        largest = int(prefills.max()) if prefills.numel() else 0
+        to_mha = routes_prefill_to_mha(self.config, largest)
+        rows = decode_rows if to_mha else batch.num_tokens
+        if exact:
+            contexts = lengths.row_contexts(starts, seq_lens)
+            wanted = lengths.valid_counts(
+                contexts, self.config.index_topk, self.config.index_kpool
+            )
+        else:
+            wanted = lengths.row_bounds(
+                starts,
+                seq_lens,
+                max_valid=self.config.max_valid,
+                num_decode_requests=decodes,
+                adaptive=batch.adaptive,
+            )
+        self.state.update(
+            wanted[:rows].to(torch.int32),
+            exact=exact,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+        )
+        return SparseMLAMetadata(
+            state=self.state,
+            serial=self.state.serial,
+            num_rows=rows,
+            num_tokens=batch.num_tokens,
+            num_padded_tokens=batch.padded_tokens,
+            num_decodes=decodes,
+            num_decode_tokens=decode_rows,
+            prefill_to_mha=to_mha,
+            block_table=batch.block_table,
+        )
+
+    def _host_lengths(self, batch: BatchLayout) -> tuple[Tensor, Tensor, bool]:
+        """Return query_start_loc, lengths or their bounds, and whether these are exact."""
+        if batch.seq_lens_cpu_upper_bound is not None:
+            return batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound, False
+        starts = self.runtime.read(batch.query_start_loc)
+        exact = self.runtime.read(batch.seq_lens)
+        check_lengths(starts, exact)
+        return starts, exact, True

@@ -1,0 +1,99 @@
+"""What a backend is constructed for: dimensions, dtypes, index geometry and capacity."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from smla import errors
+from smla.lengths import max_valid_count
+
+KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True)
+class SparseMLAConfig:
+    """Everything fixed for the life of a backend; one per attention group.
+
+    num_heads: query heads of this rank (1..128).
+    sm_scale: softmax scale of the logits (natural exponent).
+    index_topk, index_kpool: how many tokens the indexer selects, and in pools of how many.
+    topk_width: columns of the top-k buffer (at least index_topk + index_kpool - 1).
+    max_tokens: the most rows of a batch, padding included; it sizes the device buffers.
+    head_dim_ckv, head_dim_kpe: kv_lora_rank (512) and qk_rope_head_dim (0 or 64).
+    kv_dtype: torch.bfloat16, or torch.float8_e4m3fn for caches stored as uint8.
+    block_size: tokens in a cache block (a multiple of 64).
+    plan_slack: tokens by which a planned length may exceed its row bound.
+    force_mqa: never route prefill rows to dense MHA.
+    debug: read the flag word after each forward and raise (waits for the device).
+
+    Raises errors.ShapeError, DtypeError, ScaleError or BufferWidthError for values that no
+    engine could serve; what a particular engine serves is told by `SparseMLABackend.reasons`.
+    """
+
+    num_heads: int
+    sm_scale: float
+    index_topk: int
+    topk_width: int
+    max_tokens: int
+    index_kpool: int = 1
+    head_dim_ckv: int = 512
+    head_dim_kpe: int = 0
+    kv_dtype: torch.dtype = torch.bfloat16
+    block_size: int = 64
+    plan_slack: int = 32
+    force_mqa: bool = False
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("num_heads", 1),
+            ("index_topk", 1),
+            ("index_kpool", 1),
+            ("max_tokens", 1),
+            ("head_dim_ckv", 1),
+            ("head_dim_kpe", 0),
+            ("block_size", 1),
+            ("plan_slack", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise errors.ShapeError(
+                    name, found=repr(value), allowed=f"an int >= {least}", remedy=f"pass {name}"
+                )
+        if self.kv_dtype not in KV_DTYPES:
+            raise errors.DtypeError(
+                "kv_dtype",
+                found=self.kv_dtype,
+                allowed="torch.bfloat16 or torch.float8_e4m3fn (stored as uint8)",
+                remedy="name the cache's logical element type",
+            )
+        if not (math.isfinite(self.sm_scale) and self.sm_scale > 0):
+            raise errors.ScaleError(
+                "sm_scale",
+                found=self.sm_scale,
+                allowed="a finite number above 0",
+                remedy="pass the model's softmax scale",
+            )
+        if self.topk_width < self.max_valid:
+            raise errors.BufferWidthError(
+                "topk_width",
+                found=self.topk_width,
+                allowed=f">= index_topk + index_kpool - 1 = {self.max_valid}",
+                remedy="widen the top-k buffer, or lower index_topk or index_kpool",
+            )
+
+    @property
+    def max_valid(self) -> int:
+        """The largest valid count of a row."""
+        return max_valid_count(self.index_topk, self.index_kpool)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a cache row: compressed part and rope part."""
+        return self.head_dim_ckv + self.head_dim_kpe
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        """The element type of the cache tensor itself."""
+        return torch.uint8 if self.kv_dtype == torch.float8_e4m3fn else self.kv_dtype

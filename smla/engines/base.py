@@ -1,0 +1,66 @@
+"""The seam every engine stands behind."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from smla.config import SparseMLAConfig
+from smla.kv_cache import FlatCache
+from smla.runtime import Runtime
+from smla.schedule import ScheduleLayout
+
+
+class Engine(Protocol):
+    """One attention kernel family, ready to plan and run for one configuration.
+
+    capabilities: what it offers, of `needs_plan`, `lse`, `exact_reads`, `bf16`, `fp8`.
+    layout: where its schedule stands in the int workspace.
+    """
+
+    capabilities: frozenset[str]
+    layout: ScheduleLayout
+
+    def plan(
+        self, float_workspace: Tensor, int_workspace: Tensor, staging: Tensor, lengths: Tensor
+    ) -> None:
+        """Write the schedule of rows with these planned lengths (int32 [rows], rows >= 1) to
+        the host block `staging`; the device is not touched."""
+
+    def run(
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        kv_indices: Tensor,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        cache: FlatCache,
+        out: Tensor,
+        k_scale: float,
+    ) -> None:
+        """Queue the attention of the schedule in `int_workspace` into `out`."""
+
+
+def refusals(
+    config: SparseMLAConfig, runtime: Runtime, *, head_dims_ckv: frozenset[int] | None
+) -> list[str]:
+    """Return why FlashInfer's SM90 MLA kernel cannot serve `config`; empty when it can.
+
+    head_dims_ckv: the compressed widths a module exists for; None for any (a simulation).
+    """
+    reasons = []
+    if runtime.capability != (9, 0):
+        major, minor = runtime.capability
+        reasons.append(f"compute capability {major}.{minor}: the kernel needs 9.0 (Hopper)")
+    if config.num_heads > 128:
+        reasons.append(f"{config.num_heads} heads: the kernel takes 1 to 128")
+    if config.head_dim_kpe not in (0, 64):
+        reasons.append(f"qk_rope_head_dim {config.head_dim_kpe}: the kernel takes 0 or 64")
+    if head_dims_ckv is not None and config.head_dim_ckv not in head_dims_ckv:
+        allowed = ", ".join(map(str, sorted(head_dims_ckv)))
+        reasons.append(f"kv_lora_rank {config.head_dim_ckv}: the kernel takes {allowed}")
+    if config.kv_dtype not in (torch.bfloat16, torch.float8_e4m3fn):
+        reasons.append(f"kv_dtype {config.kv_dtype}: the kernel takes bfloat16 or float8_e4m3fn")
+    if config.block_size % 64:
+        reasons.append(f"block size {config.block_size}: must be a multiple of 64")
+    return reasons

@@ -1,0 +1,19 @@
+"""The device flag word: what the kernels noticed, to be read later without stopping anything."""
+
+import enum
+
+
+class Flag(enum.IntFlag):
+    """Bits that the clamp and convert kernels set (never clear) in one int32 on the device."""
+
+    VALID_ABOVE_PLAN = 1
+    """A row's valid count exceeds its planned length: a host bound was too low, so the newest
+    tokens of that row were left out. A low bound that the plan's slack covers sets nothing."""
+
+    COUNT_BELOW_FORMULA = 2
+    """Convert found fewer valid entries than the row's context implies: garbage stood among the
+    valid entries (or in the block table). That row's output is unspecified, but memory-safe."""
+
+    COUNT_ABOVE_FORMULA = 4
+    """Convert found more: entries behind the valid ones look like valid ones. Harmless: what is
+    attended to ends at the formula's count."""

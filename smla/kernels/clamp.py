@@ -1,0 +1,118 @@
+"""Clamp: end every planned work item at its row's valid count, on the device.
+
+FlashInfer's SM90 MLA kernel masks logits at a work item's kv_end and bounds its loads by the same
+item's kv_len (mla_hopper.cuh), so both are rewritten: with both clamped no index and no cache row
+behind the valid prefix is touched. Every clamp starts from the planned values saved at plan time,
+so a row may grow again under the same plan.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from smla.flags import Flag
+from smla.kernels import Kernel
+from smla.runtime import Runtime
+from smla.schedule import ScheduleLayout
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _clamp_triton(
+    schedule,
+    planned_kv_end,
+    planned_kv_len,
+    row_context,
+    flags,
+    num_works_at,
+    row_at,
+    kv_start_at,
+    kv_end_at,
+    kv_len_at,
+    TOPK: tl.constexpr,
+    KPOOL: tl.constexpr,
+    ABOVE_PLAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    work = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = work < tl.load(schedule + num_works_at)
+    row = tl.load(schedule + row_at + work, mask=inside, other=0)
+    context = tl.load(row_context + row, mask=inside, other=0)
+    valid = tl.where(context <= TOPK, context, TOPK + context % KPOOL)
+    start = tl.load(schedule + kv_start_at + work, mask=inside, other=0)
+    end = tl.load(planned_kv_end + work, mask=inside, other=0)
+    length = tl.load(planned_kv_len + work, mask=inside, other=0)
+    tl.store(schedule + kv_end_at + work, tl.maximum(start, tl.minimum(end, valid)), mask=inside)
+    tl.store(schedule + kv_len_at + work, tl.minimum(length, valid), mask=inside)
+    too_long = tl.max(tl.where(inside & (valid > length), 1, 0), 0)
+    if too_long > 0:
+        tl.atomic_or(flags, ABOVE_PLAN)
+
+
+def _clamp_torch(
+    schedule: Tensor,
+    planned_kv_end: Tensor,
+    planned_kv_len: Tensor,
+    row_context: Tensor,
+    flags: Tensor,
+    num_works_at: int,
+    row_at: int,
+    kv_start_at: int,
+    kv_end_at: int,
+    kv_len_at: int,
+    TOPK: int,
+    KPOOL: int,
+    ABOVE_PLAN: int,
+    BLOCK: int,
+) -> None:
+    works = int(schedule[num_works_at])
+    context = row_context[schedule[row_at : row_at + works].long()]
+    valid = context.where(context <= TOPK, TOPK + context % KPOOL)
+    start = schedule[kv_start_at : kv_start_at + works]
+    length = planned_kv_len[:works]
+    schedule[kv_end_at : kv_end_at + works] = start.maximum(planned_kv_end[:works].minimum(valid))
+    schedule[kv_len_at : kv_len_at + works] = length.minimum(valid)
+    flags |= ABOVE_PLAN * int((valid > length).any())
+
+
+CLAMP = Kernel("clamp", _clamp_triton, _clamp_torch)
+
+
+def clamp(
+    runtime: Runtime,
+    schedule: Tensor,
+    planned_kv_end: Tensor,
+    planned_kv_len: Tensor,
+    row_context: Tensor,
+    flags: Tensor,
+    *,
+    layout: ScheduleLayout,
+    index_topk: int,
+    index_kpool: int,
+) -> None:
+    """Rewrite kv_end and kv_len of every work item of `schedule` from the planned values.
+
+    schedule: the int workspace as int32; planned_kv_end, planned_kv_len: int32 [capacity];
+    row_context: int32 [max_tokens]. kv_end := max(kv_start, min(planned kv_end, valid)) and
+    kv_len := min(planned kv_len, valid), with valid from the row's context.
+    """
+    args = (
+        schedule,
+        planned_kv_end,
+        planned_kv_len,
+        row_context,
+        flags,
+        layout.num_works_at,
+        layout.at("q_indptr"),
+        layout.at("kv_start"),
+        layout.at("kv_end"),
+        layout.at("kv_len"),
+    )
+    meta = {
+        "TOPK": index_topk,
+        "KPOOL": index_kpool,
+        "ABOVE_PLAN": int(Flag.VALID_ABOVE_PLAN),
+        "BLOCK": _BLOCK,
+    }
+    runtime.launch(CLAMP, (triton.cdiv(layout.capacity, _BLOCK),), args, meta)

@@ -1,0 +1,156 @@
+"""Convert: a row's selected token positions to cache slots, compacted, with -1 behind, counted.
+
+An entry is valid iff it lies in [0, context) and its block is one of the row's block table and of
+the cache. The kernel reads entries as integers and dereferences none of them unchecked.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from smla.flags import Flag
+from smla.kernels import Kernel
+from smla.runtime import Runtime
+
+_CHUNK = 1024
+
+
+@triton.jit
+def _convert_triton(
+    topk,
+    topk_stride,
+    row_request,
+    row_context,
+    block_table,
+    table_stride,
+    table_width,
+    num_blocks,
+    block_stride_rows,
+    slots,
+    counts,
+    flags,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOPK: tl.constexpr,
+    KPOOL: tl.constexpr,
+    BELOW: tl.constexpr,
+    ABOVE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    request = tl.load(row_request + row).to(tl.int64)
+    context = tl.load(row_context + row)
+    kept = 0
+    for first in range(0, WIDTH, CHUNK):
+        column = first + tl.arange(0, CHUNK)
+        inside = column < WIDTH
+        token = tl.load(topk + row * topk_stride + column, mask=inside, other=-1)
+        valid = inside & (token >= 0) & (token < context) & (token // BLOCK_SIZE < table_width)
+        entry = block_table + request * table_stride + token // BLOCK_SIZE
+        block = tl.load(entry, mask=valid, other=-1)
+        valid = valid & (block >= 0) & (block < num_blocks)
+        slot = block * block_stride_rows + token % BLOCK_SIZE
+        one = valid.to(tl.int32)
+        place = kept + tl.cumsum(one, 0) - 1
+        tl.store(slots + row * WIDTH + place, slot, mask=valid)
+        kept += tl.sum(one, 0)
+    for first in range(0, WIDTH, CHUNK):
+        column = first + tl.arange(0, CHUNK)
+        tl.store(slots + row * WIDTH + column, -1, mask=(column >= kept) & (column < WIDTH))
+    tl.store(counts + row, kept)
+    formula = tl.where(context <= TOPK, context, TOPK + context % KPOOL)
+    if kept < formula:
+        tl.atomic_or(flags, BELOW)
+    if kept > formula:
+        tl.atomic_or(flags, ABOVE)
+
+
+def _convert_torch(
+    topk: Tensor,
+    topk_stride: int,
+    row_request: Tensor,
+    row_context: Tensor,
+    block_table: Tensor,
+    table_stride: int,
+    table_width: int,
+    num_blocks: int,
+    block_stride_rows: int,
+    slots: Tensor,
+    counts: Tensor,
+    flags: Tensor,
+    WIDTH: int,
+    BLOCK_SIZE: int,
+    TOPK: int,
+    KPOOL: int,
+    BELOW: int,
+    ABOVE: int,
+    CHUNK: int,
+) -> None:
+    rows = counts.numel()
+    token = topk[:rows, :WIDTH].to(torch.int64)
+    context = row_context[:rows].to(torch.int64)
+    block_number = token.div(BLOCK_SIZE, rounding_mode="floor")
+    valid = (token >= 0) & (token < context[:, None]) & (block_number < table_width)
+    request = row_request[:rows].to(torch.int64)[:, None]
+    block = block_table[request, block_number.where(valid, 0)].to(torch.int64)
+    valid &= (block >= 0) & (block < num_blocks)
+    slot = (block * block_stride_rows + token % BLOCK_SIZE).to(torch.int32)
+    order = torch.argsort(~valid, dim=1, stable=True)
+    kept = valid.sum(1)
+    behind = torch.arange(WIDTH) >= kept[:, None]
+    slots[:rows] = slot.gather(1, order).masked_fill(behind, -1)
+    counts[:] = kept
+    formula = context.where(context <= TOPK, TOPK + context % KPOOL)
+    flags |= BELOW * int((kept < formula).any()) | ABOVE * int((kept > formula).any())
+
+
+CONVERT = Kernel("convert", _convert_triton, _convert_torch)
+
+
+def convert(
+    runtime: Runtime,
+    topk_indices: Tensor,
+    row_request: Tensor,
+    row_context: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    counts: Tensor,
+    flags: Tensor,
+    *,
+    rows: int,
+    num_blocks: int,
+    block_size: int,
+    block_stride_rows: int,
+    index_topk: int,
+    index_kpool: int,
+) -> None:
+    """Fill `slots` [rows, width] and `counts` [rows] from the first `rows` of `topk_indices`.
+
+    All tensors are int32 on the device; topk_indices [>= rows, width], block_table
+    [requests, blocks per request], slots [max_tokens, width], counts [max_tokens], flags [1].
+    """
+    args = (
+        topk_indices,
+        topk_indices.stride(0),
+        row_request,
+        row_context,
+        block_table,
+        block_table.stride(0),
+        block_table.shape[1],
+        num_blocks,
+        block_stride_rows,
+        slots,
+        counts[:rows],
+        flags,
+    )
+    meta = {
+        "WIDTH": slots.shape[1],
+        "BLOCK_SIZE": block_size,
+        "TOPK": index_topk,
+        "KPOOL": index_kpool,
+        "BELOW": int(Flag.COUNT_BELOW_FORMULA),
+        "ABOVE": int(Flag.COUNT_ABOVE_FORMULA),
+        "CHUNK": min(_CHUNK, triton.next_power_of_2(slots.shape[1])),
+    }
+    runtime.launch(CONVERT, (rows,), args, meta)

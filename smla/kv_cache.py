@@ -1,0 +1,83 @@
+"""The paged KV cache as the attention kernel addresses it: flat rows of 512 + kpe elements."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smla import errors
+from smla.config import SparseMLAConfig
+
+_ALIGNMENT = 16
+"""Bytes of one vector load of FlashInfer's kernel."""
+
+
+@dataclass(frozen=True)
+class FlatCache:
+    """A cache seen as rows; slot s is row s.
+
+    ckv [rows, 1, head_dim_ckv] and kpe [rows, 1, head_dim_kpe] are views without a copy;
+    num_blocks and block_stride_rows say how block b and offset o make slot
+    b * block_stride_rows + o.
+    """
+
+    ckv: Tensor
+    kpe: Tensor
+    num_blocks: int
+    block_stride_rows: int
+
+
+def flatten(kv_cache: Tensor, config: SparseMLAConfig, device: torch.device) -> FlatCache:
+    """Return `kv_cache` [num_blocks, block_size, head_dim] as flat rows.
+
+    Any block stride that is a whole number of rows is served. Raises errors.ShapeError,
+    DtypeError, DeviceError or StrideError for others.
+    """
+    want = ("num_blocks >= 1", config.block_size, config.head_dim)
+    shape = tuple(kv_cache.shape)
+    if len(shape) != 3 or shape[1:] != want[1:] or shape[0] < 1:
+        raise errors.ShapeError(
+            "kv_cache",
+            found=shape,
+            allowed=f"[{', '.join(map(str, want))}]",
+            remedy="page the cache with the block size given at construction",
+        )
+    if kv_cache.dtype != config.storage_dtype:
+        raise errors.DtypeError(
+            "kv_cache",
+            found=kv_cache.dtype,
+            allowed=f"{config.storage_dtype} for kv_dtype {config.kv_dtype}",
+            remedy="pass the cache that was written in the configured format",
+        )
+    if kv_cache.device != device:
+        raise errors.DeviceError(
+            "kv_cache", found=kv_cache.device, allowed=str(device), remedy=f"keep it on {device}"
+        )
+    row = config.head_dim
+    block_stride = kv_cache.stride(0) if shape[0] > 1 else config.block_size * row
+    aligned = kv_cache.data_ptr() % _ALIGNMENT == 0
+    dense_rows = kv_cache.stride(2) == 1 and kv_cache.stride(1) == row
+    if not dense_rows or block_stride % row or block_stride < config.block_size * row:
+        raise errors.StrideError(
+            "kv_cache",
+            found=f"strides {kv_cache.stride()}",
+            allowed=f"({row} * n with n >= {config.block_size}, {row}, 1)",
+            remedy="pad blocks to whole rows, and do not pad rows",
+        )
+    if not aligned:
+        raise errors.StrideError(
+            "kv_cache",
+            found=f"start address {kv_cache.data_ptr():#x}",
+            allowed=f"aligned to {_ALIGNMENT} bytes",
+            remedy="allocate the cache at an aligned address",
+        )
+    stride_rows = block_stride // row
+    rows = (shape[0] - 1) * stride_rows + config.block_size
+    typed = kv_cache.view(config.kv_dtype)
+    flat = typed.as_strided((rows, 1, row), (row, row, 1))
+    return FlatCache(
+        ckv=flat[..., : config.head_dim_ckv],
+        kpe=flat[..., config.head_dim_ckv :],
+        num_blocks=shape[0],
+        block_stride_rows=stride_rows,
+    )

@@ -1,0 +1,1 @@
+"""Tests that need smla's insides; left out of the wheel."""

@@ -1,0 +1,155 @@
+"""Each Triton kernel, interpreted, writes exactly what its torch twin writes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+
+if not INTERPRETING:
+
+    def test_kernels_equal_their_twins_in_the_interpreter():
+        # The variable must stand before triton is imported, so this file runs itself again.
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-x", __file__]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert " passed" in done.stdout, done.stdout
+
+else:
+    from smla.kernels.clamp import clamp
+    from smla.kernels.convert import convert
+    from smla.kernels.pack import pack
+    from smla.kernels.row_map import row_map
+    from smla.runtime import CpuRuntime
+    from smla.schedule import ScheduleLayout
+
+    RUNTIMES = [CpuRuntime(kernels="torch"), CpuRuntime(kernels="interpret")]
+    INT32 = torch.int32
+
+    def both(call):
+        """Return what `call(runtime)` gives with the twin and with the interpreted kernel."""
+        return [call(runtime) for runtime in RUNTIMES]
+
+    def random_ints(seed, low, high, *shape):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(low, high, shape, generator=generator, dtype=INT32)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_row_map(seed):
+        lens = random_ints(seed, 0, 5, 1 + seed * 3)
+        starts = torch.zeros(lens.numel() + 1, dtype=INT32)
+        starts[1:] = lens.cumsum(0)
+        seq_lens = lens + random_ints(seed + 100, -1, 50, lens.numel())
+        max_tokens = max(int(starts[-1]) + seed % 4, 1)
+
+        def run(runtime):
+            request = torch.full((max_tokens,), -7, dtype=INT32)
+            context = torch.full((max_tokens,), -7, dtype=INT32)
+            row_map(runtime, starts, seq_lens, request, context)
+            return request, context
+
+        (want_request, want_context), (request, context) = both(run)
+        assert torch.equal(request, want_request)
+        assert torch.equal(context, want_context)
+        row = 0
+        for index, count in enumerate(lens.tolist()):
+            for step in range(count):
+                expected = max(int(seq_lens[index]) - count + step + 1, 0)
+                assert (int(request[row]), int(context[row])) == (index, expected)
+                row += 1
+        assert not request[row:].any() and not context[row:].any()
+
+    @pytest.mark.parametrize("seed", range(16))
+    @pytest.mark.parametrize("topk,kpool,width", [(16, 4, 24), (8, 1, 8), (40, 2, 41)])
+    def test_convert(seed, topk, kpool, width):
+        rows, requests, blocks = 5, 3, 4
+        tokens = random_ints(seed, -2, 4 * blocks + 6, rows, width)
+        extremes = torch.tensor([-(2**31), 2**31 - 1, 1 << 30, 0x7F7F7F7F], dtype=INT32)
+        spots = random_ints(seed + 1, 0, 6, rows, width)
+        tokens = torch.where(spots == 0, extremes[random_ints(seed + 2, 0, 4, rows, width)], tokens)
+        request = random_ints(seed + 3, 0, requests, rows)
+        context = random_ints(seed + 4, 0, 4 * blocks + 1, rows)
+        table = random_ints(seed + 5, -1, 12, requests, blocks)
+
+        def run(runtime):
+            slots = torch.full((rows, width), -9, dtype=INT32)
+            counts = torch.full((rows,), -9, dtype=INT32)
+            flags = torch.zeros(1, dtype=INT32)
+            convert(
+                runtime, tokens, request, context, table, slots, counts, flags, rows=rows,
+                num_blocks=11, block_size=4, block_stride_rows=6, index_topk=topk,
+                index_kpool=kpool,
+            )  # fmt: skip
+            return slots, counts, flags
+
+        want, got = both(run)
+        for twin, kernel in zip(want, got, strict=True):
+            assert torch.equal(twin, kernel)
+        for row in range(rows):
+            listed = []
+            for token in tokens[row].tolist():
+                if 0 <= token < int(context[row]) and token // 4 < blocks:
+                    block = int(table[request[row], token // 4])
+                    if 0 <= block < 11:
+                        listed.append(block * 6 + token % 4)
+            assert got[0][row].tolist() == listed + [-1] * (width - len(listed))
+            assert int(got[1][row]) == len(listed)
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_pack(seed):
+        rows, width = 6, 300
+        counts = random_ints(seed, 0, width + 1, rows)
+        planned = random_ints(seed + 1, 0, width + 1, rows)
+        planned[rows - 2 :] = 0
+        slots = random_ints(seed + 2, 0, 999, rows, width)
+        slots[torch.arange(width) >= counts[:, None]] = -1
+        indptr = torch.zeros(rows + 1, dtype=INT32)
+        indptr[1:] = planned.cumsum(0)
+
+        def run(runtime):
+            indices = torch.full((rows * width,), -5, dtype=INT32)
+            pack(runtime, slots, counts, indptr, indices, rows=rows)
+            return indices
+
+        want, got = both(run)
+        assert torch.equal(want, got)
+        assert bool((got[: int(indptr[-1])] >= 0).all())
+        assert bool((got[int(indptr[-1]) :] == -5).all())
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_clamp(seed):
+        layout = ScheduleLayout(num_heads=16, num_sms=8, head_dim_ckv=64)
+        works, rows = 37, 9
+        schedule = torch.zeros(layout.staged_bytes // 4, dtype=INT32)
+        schedule[layout.num_works_at] = works
+        starts = random_ints(seed, 0, 8, works) * 32
+        for name, values in (
+            ("q_indptr", random_ints(seed + 1, 0, rows, works)),
+            ("kv_start", starts),
+        ):
+            schedule[layout.at(name) : layout.at(name) + works] = values
+        kv_len, kv_end = (torch.zeros(layout.capacity, dtype=INT32) for _ in range(2))
+        kv_end[:works] = starts + random_ints(seed + 2, 1, 33, works)
+        kv_len[:works] = kv_end[:works] + random_ints(seed + 3, 0, 40, works)
+        context = random_ints(seed + 4, 0, 330, rows)
+
+        def run(runtime):
+            written, flags = schedule.clone(), torch.zeros(1, dtype=INT32)
+            clamp(
+                runtime, written, kv_end, kv_len, context, flags, layout=layout, index_topk=256,
+                index_kpool=4,
+            )  # fmt: skip
+            return written, flags
+
+        want, got = both(run)
+        assert torch.equal(want[0], got[0])
+        assert torch.equal(want[1], got[1])
+        changed = torch.nonzero(got[0] != schedule).flatten()
+        spans = [range(layout.at(n), layout.at(n) + works) for n in ("kv_end", "kv_len")]
+        assert all(any(int(i) in span for span in spans) for i in changed)
