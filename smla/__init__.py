@@ -4,6 +4,7 @@ Construct a `SparseMLABackend` for a `SparseMLAConfig`, take a `SparseMLABuilder
 `BatchLayout` into `SparseMLAMetadata` each step, and call `forward` for each layer.
 """
 
+from smla import errors
 from smla.backend import SparseMLABackend
 from smla.builder import SparseMLABuilder, SparseMLAMetadata, routes_prefill_to_mha
 from smla.config import SparseMLAConfig
@@ -26,5 +27,6 @@ __all__ = [
     "SparseMLABuilder",
     "SparseMLAConfig",
     "SparseMLAMetadata",
+    "errors",
     "routes_prefill_to_mha",
 ]

@@ -3,14 +3,14 @@
 vLLM knows this as FlashInferMLASparseSM90Backend and -Impl.
 """
 
-import math
+import logging
 
 import torch
 from torch import Tensor
 
 from smla import errors
 from smla.builder import SparseMLABuilder, SparseMLAMetadata
-from smla.config import SparseMLAConfig
+from smla.config import SCALE_RANGE, SparseMLAConfig, is_scale
 from smla.engines.base import refusals
 from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 from smla.engines.flashinfer.engine import FlashInferEngine
@@ -21,6 +21,9 @@ from smla.runtime import CudaRuntime, Runtime
 
 _VECTOR_ELEMENTS = 8
 """BF16 elements of one 16-byte load of FlashInfer's kernel."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class SparseMLABackend:
@@ -46,6 +49,14 @@ class SparseMLABackend:
         if reasons := self.reasons(config, self.runtime, source):
             raise errors.UnsupportedError(reasons)
         self.engine = FlashInferEngine(config, self.runtime, source)
+        layout = self.engine.layout
+        _log.info(
+            "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache, grid "
+            "(%d, %d) on %d SMs, up to %d rows",
+            source.version, config.num_heads, config.head_dim_ckv, config.head_dim_kpe,
+            config.kv_dtype, layout.cluster_size, layout.num_clusters, layout.num_sms,
+            config.max_tokens,
+        )  # fmt: skip
 
     @staticmethod
     def reasons(config: SparseMLAConfig, runtime: Runtime, source: NativeSource) -> list[str]:
@@ -128,6 +139,13 @@ class SparseMLABackend:
     ) -> int:
         """Refuse what the kernels cannot read; return how many rows to convert and pack."""
         config = self.config
+        if metadata.state.engine is not self.engine:
+            raise errors.OrderError(
+                "metadata",
+                found="planned by a builder of another backend",
+                allowed="metadata of a builder of this backend",
+                remedy="take the builder from backend.builder() of the backend that runs the step",
+            )
         if metadata.serial != metadata.state.serial:
             raise errors.OrderError(
                 "metadata",
@@ -170,6 +188,13 @@ class SparseMLABackend:
                     allowed=f"unit stride in the last dimension, others multiples of {unit}",
                     remedy="pass a contiguous tensor",
                 )
+            if tensor.numel() and tensor.data_ptr() % (alignment := unit * tensor.element_size()):
+                raise errors.StrideError(
+                    name,
+                    found=f"start address {tensor.data_ptr():#x}",
+                    allowed=f"aligned to {alignment} bytes",
+                    remedy="slice at a multiple of that, or pass a copy",
+                )
         if rows < metadata.num_rows or rows > config.max_tokens:
             raise errors.CapacityError(
                 "rows of q_nope",
@@ -189,11 +214,11 @@ class SparseMLABackend:
                     remedy="a BF16 cache holds the values themselves",
                 )
             return 1.0
-        if k_scale is None or not (math.isfinite(k_scale) and k_scale > 0):
+        if k_scale is None or not is_scale(k_scale):
             raise errors.ScaleError(
                 "k_scale",
-                found=k_scale,
-                allowed="a finite float above 0 for an FP8 cache",
+                found=repr(k_scale),
+                allowed=f"{SCALE_RANGE} for an FP8 cache",
                 remedy="pass the scale that the cache was written with",
             )
         return float(k_scale)
@@ -205,7 +230,7 @@ class SparseMLABackend:
             metadata.state.clear_flags()
             raise errors.FlagError(
                 "device flags",
-                found=flags,
+                found=", ".join(str(flag.name) for flag in flags),
                 allowed="none of them",
                 remedy="see smla.flags for what each says; the rows concerned are not reliable",
             )

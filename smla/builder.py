@@ -11,7 +11,7 @@ from torch import Tensor
 from smla import lengths
 from smla.config import SparseMLAConfig
 from smla.engines.base import Engine
-from smla.layout import BatchLayout, check_lengths, decode_threshold
+from smla.layout import BatchLayout, check_lengths, check_starts, decode_threshold
 from smla.plan_state import PlanState
 from smla.runtime import Runtime
 
@@ -76,9 +76,7 @@ class SparseMLABuilder:
         rows = decode_rows if to_mha else batch.num_tokens
         if exact:
             contexts = lengths.row_contexts(starts, seq_lens)
-            wanted = lengths.valid_counts(
-                contexts, self.config.index_topk, self.config.index_kpool
-            )
+            wanted = lengths.valid_counts(contexts, self.config.index_topk, self.config.index_kpool)
         else:
             wanted = lengths.row_bounds(
                 starts,
@@ -111,5 +109,6 @@ class SparseMLABuilder:
             return batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound, False
         starts = self.runtime.read(batch.query_start_loc)
         exact = self.runtime.read(batch.seq_lens)
+        check_starts("query_start_loc", starts, total=batch.num_tokens)
         check_lengths(starts, exact)
         return starts, exact, True

@@ -1,6 +1,5 @@
 """What a backend is constructed for: dimensions, dtypes, index geometry and capacity."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,18 @@ from smla import errors
 from smla.lengths import max_valid_count
 
 KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
+_SMALLEST, _LARGEST = torch.finfo(torch.bfloat16).tiny, torch.finfo(torch.bfloat16).max
+SCALE_RANGE = f"a float above 0, from {_SMALLEST:.3g} to {_LARGEST:.3g}"
+
+
+def is_scale(value: object) -> bool:
+    """Return whether a scale survives in the kernel, which takes it as float32 or BF16.
+
+    Any Python float does that neither overflows there, nor vanishes, nor is subnormal; a tensor
+    does not (reading one would wait for the device).
+    """
+    return isinstance(value, int | float) and _SMALLEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class SparseMLAConfig:
             ("num_heads", 1),
             ("index_topk", 1),
             ("index_kpool", 1),
+            ("topk_width", 1),
             ("max_tokens", 1),
             ("head_dim_ckv", 1),
             ("head_dim_kpe", 0),
@@ -68,11 +80,11 @@ class SparseMLAConfig:
                 allowed="torch.bfloat16 or torch.float8_e4m3fn (stored as uint8)",
                 remedy="name the cache's logical element type",
             )
-        if not (math.isfinite(self.sm_scale) and self.sm_scale > 0):
+        if not is_scale(self.sm_scale):
             raise errors.ScaleError(
                 "sm_scale",
                 found=self.sm_scale,
-                allowed="a finite number above 0",
+                allowed=SCALE_RANGE,
                 remedy="pass the model's softmax scale",
             )
         if self.topk_width < self.max_valid:

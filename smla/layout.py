@@ -92,13 +92,7 @@ class BatchLayout:
                 allowed="[requests + 1], 0 first",
                 remedy="pass at least the leading 0",
             )
-        if int(starts[0]) != 0 or bool((starts[1:] < starts[:-1]).any()):
-            raise errors.QueryStartLocError(
-                "query_start_loc_cpu",
-                found=starts.tolist() if count <= 16 else f"{count + 1} values out of order",
-                allowed="a running sum: 0 first, never falling",
-                remedy="build it as the cumulative sum of query lengths",
-            )
+        check_starts("query_start_loc_cpu", starts, total=int(starts[-1]))
         _check_vector("query_start_loc", self.query_start_loc, count + 1, device)
         _check_vector("seq_lens", self.seq_lens, count, device)
         if self.block_table.dim() != 2 or self.block_table.shape[0] < count:
@@ -131,6 +125,19 @@ class BatchLayout:
                 torch.device("cpu"),
             )
             check_lengths(starts, self.seq_lens_cpu_upper_bound)
+
+
+def check_starts(name: str, starts: Tensor, *, total: int) -> None:
+    """Raise errors.QueryStartLocError unless `starts` is a running sum from 0 to `total`."""
+    ends_right = int(starts[0]) == 0 and int(starts[-1]) == total
+    if not ends_right or bool((starts[1:] < starts[:-1]).any()):
+        count = starts.numel()
+        raise errors.QueryStartLocError(
+            name,
+            found=starts.tolist() if count <= 17 else f"{count} values, {int(starts[-1])} last",
+            allowed=f"a running sum: 0 first, never falling, {total} rows last",
+            remedy="build it as the cumulative sum of query lengths",
+        )
 
 
 def check_lengths(query_start_loc: Tensor, lengths: Tensor) -> None:

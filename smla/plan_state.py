@@ -6,6 +6,7 @@ while it covers them, and clamps it to the device's exact lengths, so a step nev
 device. Not thread-safe; all work belongs on one stream.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from smla.kernels.row_map import row_map
 from smla.runtime import Runtime
 
 _NO_PLAN = -1
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,7 +89,8 @@ class PlanState:
         really sees from the device's query_start_loc and seq_lens (int32).
 
         Raises errors.CaptureError during graph capture, errors.CapacityError when the planner
-        would make more work items than FlashInfer has room for; nothing is written then.
+        would make more work items than FlashInfer has room for, errors.PlanLayoutError for an
+        unknown plan-info; nothing is written then.
         """
         self.refuse_capture()
         if exact:
@@ -98,16 +101,18 @@ class PlanState:
             planned = (lengths + self.config.plan_slack).clamp_(max=self.config.max_valid)
         if planned is not None:
             self._check_capacity(planned)
-        row_map(self.runtime, query_start_loc, seq_lens, self.row_request, self.row_context)
         if planned is None:
             self.stats.reuses += 1
         else:
             self._replan(planned)
+        row_map(self.runtime, query_start_loc, seq_lens, self.row_request, self.row_context)
         if exact:
             self._planned_rows = _NO_PLAN
         elif lengths.numel():
             self._clamp()
         self.serial += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            self._log_decision(planned, exact=exact)
 
     def refuse_capture(self) -> None:
         """Raise errors.CaptureError during a graph capture."""
@@ -119,6 +124,19 @@ class PlanState:
                 remedy="call builder.build() before the capture; the captured forward reads the "
                 "buffers that each later build() refreshes",
             )
+
+    def _log_decision(self, planned: Tensor | None, *, exact: bool) -> None:
+        if planned is None:
+            rows, longest = self._planned_rows, self._planned_lengths
+            what = "plan reused"
+        else:
+            rows, longest = planned.numel(), planned
+            what = "planned exact lengths" if exact else "planned bounds and slack"
+        _log.debug(
+            "step %d: %s, %d rows, longest %d, %d plans and %d reuses so far",
+            self.serial, what, rows, int(longest.max()) if rows else 0,
+            self.stats.plans, self.stats.reuses,
+        )  # fmt: skip
 
     def _covers(self, bounds: Tensor) -> bool:
         if bounds.numel() != self._planned_rows:
@@ -175,9 +193,7 @@ class PlanState:
 
     def pack(self, rows: int) -> None:
         """Queue packing of the first `rows` rows of `slots` into `kv_indices` (capturable)."""
-        pack(
-            self.runtime, self.slots, self.counts, self.kv_indptr, self.kv_indices, rows=rows
-        )
+        pack(self.runtime, self.slots, self.counts, self.kv_indptr, self.kv_indices, rows=rows)
 
     def read_flags(self) -> Flag:
         """Return the flag word; waits for the device."""

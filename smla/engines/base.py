@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from smla.config import SparseMLAConfig
@@ -15,11 +14,13 @@ class Engine(Protocol):
     """One attention kernel family, ready to plan and run for one configuration.
 
     capabilities: what it offers, of `needs_plan`, `lse`, `exact_reads`, `bf16`, `fp8`.
-    layout: where its schedule stands in the int workspace.
+    layout: where its schedule stands in the int workspace; plan_info: the same as FlashInfer
+    said it last.
     """
 
     capabilities: frozenset[str]
     layout: ScheduleLayout
+    plan_info: list[int]
 
     def plan(
         self, float_workspace: Tensor, int_workspace: Tensor, staging: Tensor, lengths: Tensor
@@ -59,8 +60,6 @@ def refusals(
     if head_dims_ckv is not None and config.head_dim_ckv not in head_dims_ckv:
         allowed = ", ".join(map(str, sorted(head_dims_ckv)))
         reasons.append(f"kv_lora_rank {config.head_dim_ckv}: the kernel takes {allowed}")
-    if config.kv_dtype not in (torch.bfloat16, torch.float8_e4m3fn):
-        reasons.append(f"kv_dtype {config.kv_dtype}: the kernel takes bfloat16 or float8_e4m3fn")
     if config.block_size % 64:
         reasons.append(f"block size {config.block_size}: must be a multiple of 64")
     return reasons

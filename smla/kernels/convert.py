@@ -93,6 +93,8 @@ def _convert_torch(
     block_number = token.div(BLOCK_SIZE, rounding_mode="floor")
     valid = (token >= 0) & (token < context[:, None]) & (block_number < table_width)
     request = row_request[:rows].to(torch.int64)[:, None]
+    if not block_table.numel():  # no entry is valid then, and there is nothing to look up in
+        block_table, request = block_table.new_full((1, 1), -1), request * 0
     block = block_table[request, block_number.where(valid, 0)].to(torch.int64)
     valid &= (block >= 0) & (block < num_blocks)
     slot = (block * block_stride_rows + token % BLOCK_SIZE).to(torch.int32)

@@ -101,6 +101,26 @@ else:
             assert got[0][row].tolist() == listed + [-1] * (width - len(listed))
             assert int(got[1][row]) == len(listed)
 
+    @pytest.mark.parametrize(("table", "longest"), [((3, 0), 9), ((0, 4), 0)])
+    def test_convert_with_an_empty_block_table(table, longest):
+        def run(runtime):
+            slots = torch.full((4, 8), -9, dtype=INT32)
+            counts = torch.full((4,), -9, dtype=INT32)
+            flags = torch.zeros(1, dtype=INT32)
+            convert(
+                runtime, random_ints(1, -1, 9, 4, 8), torch.zeros(4, dtype=INT32),
+                torch.full((4,), longest, dtype=INT32), torch.zeros(table, dtype=INT32), slots,
+                counts, flags, rows=4, num_blocks=11, block_size=4, block_stride_rows=6,
+                index_topk=8, index_kpool=1,
+            )  # fmt: skip
+            return slots, counts, flags
+
+        want, got = both(run)
+        for twin, kernel in zip(want, got, strict=True):
+            assert torch.equal(twin, kernel)
+        assert bool((got[0] == -1).all()) and not got[1].any()
+        assert int(got[2]) == (2 if longest else 0)
+
     @pytest.mark.parametrize("seed", range(10))
     def test_pack(seed):
         rows, width = 6, 300

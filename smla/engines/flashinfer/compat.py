@@ -72,7 +72,8 @@ class InstalledFlashInfer:
             False,
         )
         # FlashInfer's Python adapter adds staging and a copy of its own around the raw plan.
-        return getattr(module, "_module", module)
+        raw: NativeModule = getattr(module, "_module", module)
+        return raw
 
 
 def installed_version() -> str:

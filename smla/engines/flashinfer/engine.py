@@ -14,7 +14,10 @@ _PAGE_SIZE = 1
 
 
 class FlashInferEngine:
-    """Plans and runs one native module. Every plan has the same plan-info, checked each time."""
+    """Plans and runs one native module.
+
+    plan_info: what FlashInfer returned last; every plan has the same one, checked each time.
+    """
 
     capabilities = frozenset({"needs_plan", "exact_reads", "bf16", "fp8"})
 
@@ -24,7 +27,7 @@ class FlashInferEngine:
         self._runtime = runtime
         self._module = source.load(config)
         self._rows = torch.arange(config.max_tokens + 1, dtype=torch.int32)
-        self._plan_info = self.layout.plan_info
+        self.plan_info = self.layout.plan_info
 
     def plan(
         self, float_workspace: Tensor, int_workspace: Tensor, staging: Tensor, lengths: Tensor
@@ -44,7 +47,7 @@ class FlashInferEngine:
             self._config.head_dim_ckv,
             False,
         )
-        self.layout.check(info, int(staged_bytes))
+        self.plan_info = self.layout.check(info, int(staged_bytes))
 
     def run(
         self,
@@ -61,7 +64,7 @@ class FlashInferEngine:
             self._module.run,
             float_workspace,
             int_workspace,
-            self._plan_info,
+            self.plan_info,
             q_nope,
             q_pe,
             cache.ckv,

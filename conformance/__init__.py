@@ -1,0 +1,1 @@
+"""The conformance suite: proves a sparse-MLA decode backend right, with or without a GPU."""

@@ -1,0 +1,115 @@
+"""Reads wheels and bundles without letting them write outside a folder; packs reproducibly."""
+
+import gzip
+import hashlib
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from conformance.bundle.errors import UnsafeArchive
+
+MAX_BYTES = 4 << 30  # unpacked; FlashInfer's wheels are about 450 MB
+_EPOCH = 315532800  # 1980-01-01, the oldest time every archive format can hold
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_below(folder: Path) -> Iterator[PurePosixPath]:
+    """Relative names of all regular files below a folder, sorted."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield PurePosixPath(path.relative_to(folder).as_posix())
+
+
+def unpack_wheel(wheel: Path, dest: Path, keep: Callable[[str], bool] = lambda name: True) -> None:
+    """Unpack a wheel's files (those `keep` wants) below `dest`.
+
+    Raises UnsafeArchive before anything is written when any name in the wheel leads outside.
+    """
+    try:
+        archive = zipfile.ZipFile(wheel)
+    except zipfile.BadZipFile as error:
+        raise UnsafeArchive(f"{wheel.name}: not a wheel ({error}); fetch it again") from error
+    with archive:
+        members = [item for item in archive.infolist() if not item.is_dir()]
+        for item in members:
+            _check_name(wheel.name, item.filename)
+            if stat.S_ISLNK(item.external_attr >> 16):
+                raise UnsafeArchive(f"{wheel.name}: {item.filename!r} is a link; allowed: files")
+        _check_size(wheel.name, sum(item.file_size for item in members))
+        for item in members:
+            if keep(item.filename):
+                with archive.open(item) as source:
+                    _write(dest / item.filename, source)
+
+
+def unpack_tar(archive: Path, dest: Path) -> None:
+    """Unpack a bundle below `dest`: regular files alone; UnsafeArchive before anything is written.
+
+    A name that occurs twice is refused too: the second would replace the first unseen.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            members = tar.getmembers()
+            for item in members:
+                _check_name(archive.name, item.name)
+                if not item.isfile():
+                    raise UnsafeArchive(f"{archive.name}: {item.name!r} is no file; allowed: files")
+            if len({item.name for item in members}) != len(members):
+                raise UnsafeArchive(f"{archive.name}: one name twice; allowed: each file once")
+            _check_size(archive.name, sum(item.size for item in members))
+            for item in members:
+                source = tar.extractfile(item)
+                assert source is not None  # it is a regular file
+                _write(dest / item.name, source)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+        raise UnsafeArchive(
+            f"{archive.name}: not a whole .tar.gz ({error}); copy or build it again"
+        ) from error
+
+
+def pack_tar(folder: Path, archive: Path) -> None:
+    """Pack a folder's files; the same files give the same bytes."""
+    partial = archive.with_name(archive.name + ".partial")
+    with (
+        partial.open("wb") as raw,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in files_below(folder):
+            item = tarfile.TarInfo(str(name))
+            item.size = (folder / name).stat().st_size
+            item.mtime = _EPOCH
+            item.mode = 0o644
+            with (folder / name).open("rb") as source:
+                tar.addfile(item, source)
+    partial.replace(archive)
+
+
+def _check_name(archive: str, name: str) -> None:
+    path = PurePosixPath(name)
+    inside = name and not path.is_absolute() and ".." not in path.parts
+    if not inside or "\\" in name or "\0" in name or ":" in path.parts[0]:
+        raise UnsafeArchive(
+            f"{archive}: entry {name!r} leads outside the folder; allowed: relative names without "
+            "'..'; do not use this file"
+        )
+
+
+def _check_size(archive: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise UnsafeArchive(f"{archive}: unpacks to {size} bytes; allowed: {MAX_BYTES}")
+
+
+def _write(path: Path, source: IO[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as out:
+        shutil.copyfileobj(source, out)

@@ -1,0 +1,174 @@
+"""The command line: `python -m conformance COMMAND`, which owns the exit codes 0 to 3."""
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from conformance import logs, settings
+from conformance.bundle.cli import bundle_command
+from conformance.cache import CacheError
+from conformance.clean import claim_report, clean_command
+from conformance.core.case import CaseError, parse
+from conformance.core.run import Exit, Request, SuiteError, run
+from conformance.doctor import doctor_command
+from conformance.explain import explain_command
+from conformance.listing import known, list_command
+from conformance.mutants.cli import mutants_command
+from conformance.report import show
+from conformance.sanitize.cli import sanitize_command
+from conformance.settings import SETTINGS, SettingsError
+from conformance.subjects import DEFAULT, SUBJECTS
+
+SMOKE = "SMOKE"
+LEVELS = click.Choice(["debug", "info", "warning", "error"])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--cache-root", type=click.Path(path_type=Path), help="Folder of the cache.")
+@click.option("--log-level", type=LEVELS, help="What to log to standard error.")
+@click.pass_context
+def main(context: click.Context, cache_root: Path | None, log_level: str | None) -> None:
+    """Prove a sparse-MLA decode attention backend right.
+
+    Exit codes: 0 conforms, 1 does not, 2 incomplete, 3 the suite failed or was asked wrongly.
+    Options win over environment variables SMLA_*, these over [tool.smla] in pyproject.toml; the
+    table is in conformance/settings.py, and doctor shows what is in force.
+    """
+    context.obj = {"cache_root": cache_root, "log_level": log_level}
+    chosen = settings.load(context.obj)
+    logs.configure(chosen.log_level)
+    # The processes that a command starts read the same settings by themselves.
+    for key, value in context.obj.items():
+        if value is not None:
+            os.environ[SETTINGS[key].variable] = str(getattr(chosen, key))
+
+
+@main.command("run")
+@click.option("--tier", type=click.Choice(["auto", "twin", "hopper"]), help="Default: auto.")
+@click.option("--subject", default=DEFAULT, help="A name, or package.module:factory.")
+@click.option("--case", "cases", multiple=True, help="A case id; may be given several times.")
+@click.option("--requirement", "requirements", multiple=True, help="A requirement id.")
+@click.option("--smoke", is_flag=True, help="Only see whether suite and subject are alive.")
+@click.option(
+    "--require",
+    multiple=True,
+    type=click.Choice(["hopper", "planner"]),
+    help="Exit with 2 when this did not run.",
+)
+@click.option("--report", type=click.Path(path_type=Path), help="Default: conformance-report.")
+@click.option("-n", "--workers", help="Processes of the twin tier. Default: auto.")
+@click.option("--kernels", type=click.Choice(["auto", "torch", "interpret"]), help="Default: auto.")
+@click.option("-x", "--first-failure", is_flag=True, help="Stop at the first failure.")
+@click.option(
+    "--watchdog", type=click.FloatRange(0), help="Seconds a case may take on any tier; 0: no limit."
+)
+@click.option(
+    "--junit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JUnit files, one per tier: X.xml gives X-twin.xml.",
+)
+@click.pass_obj
+def run_command(
+    given: dict[str, object],
+    tier: str | None,
+    subject: str,
+    cases: tuple[str, ...],
+    requirements: tuple[str, ...],
+    smoke: bool,
+    require: tuple[str, ...],
+    report: Path | None,
+    workers: str | None,
+    kernels: str | None,
+    first_failure: bool,
+    watchdog: float | None,
+    junit: Path | None,
+) -> None:
+    """Run the suite on a subject and give a verdict.
+
+    Running a subject executes its code.
+    """
+    options = {"tier": tier, "report": report, "workers": workers, "kernels": kernels}
+    chosen = settings.load({**given, **options})
+    for case in cases:
+        known(parse(case).requirement)
+    for requirement in requirements:
+        known(requirement)
+    request = Request(
+        tier=chosen.tier,
+        subject=_subject(subject),
+        cases=cases,
+        requirements=(*requirements, SMOKE) if smoke else requirements,
+        require=frozenset(require),
+        report=chosen.report,
+        workers=chosen.workers,
+        kernels=chosen.kernels,
+        first_failure=first_failure,
+        limit_s=watchdog,
+        limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},
+        junit=junit,
+    )
+    console = Console(soft_wrap=True, highlight=False)
+    for line in chosen.changed():
+        console.print(f"setting: {line}", markup=False)
+    claim_report(chosen.report)
+    verdict = run(request)
+    show(verdict, subject, console)
+    sys.exit(verdict.exit)
+
+
+for command in (
+    bundle_command,
+    clean_command,
+    doctor_command,
+    explain_command,
+    list_command,
+    mutants_command,
+    sanitize_command,
+):
+    main.add_command(command)
+
+
+def _subject(name: str) -> str:
+    """The factory of a subject as package.module:factory; SuiteError where there is none."""
+    if name in SUBJECTS:
+        return SUBJECTS[name]
+    module, _, factory = name.partition(":")
+    problem = "no subject of this name"
+    if factory:
+        try:
+            if callable(getattr(import_module(module), factory)):
+                return name
+            problem = f"{factory} of {module} cannot be called"
+        except Exception as found:  # importing a stranger's module raises anything
+            problem = f"{type(found).__name__}: {found}"
+    raise SuiteError(
+        f"subject {name!r}: found {problem}; allowed: {', '.join(SUBJECTS)}, or "
+        "package.module:factory; to fix: correct the name, or put the package on PYTHONPATH"
+    )
+
+
+def entry() -> None:
+    """Run the command line; every way out is one of the suite's exit codes."""
+    try:
+        code = main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.CONFORMS)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as problem:
+        problem.show()
+        sys.exit(Exit.SUITE_FAILED)
+    except (SuiteError, CaseError, SettingsError, CacheError) as problem:
+        Console(stderr=True, soft_wrap=True).print(f"error: {problem}", markup=False)
+        sys.exit(Exit.SUITE_FAILED)
+    except click.Abort:
+        sys.exit(Exit.SUITE_FAILED)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.SUITE_FAILED)
+    except Exception:  # Python's own exit code for these would read as "does not conform"
+        Console(stderr=True).print_exception()
+        sys.exit(Exit.SUITE_FAILED)

@@ -1,0 +1,124 @@
+"""The requirements: a stable id, a sentence, and how many cases each tier must pass.
+
+A tier's minimum of 0 means that the requirement is not judged there, and `unjudged` says why.
+"""
+
+from dataclasses import dataclass
+
+PLAN_SLACK = 32
+"""Tokens by which the contract lets a planned length exceed its row bound."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One line of the contract. twin, hopper: minimum of passing cases per tier.
+
+    tool: what the twin tier's cases need beside Python; without it they are reported as not run.
+    """
+
+    id: str
+    sentence: str
+    twin: int
+    hopper: int
+    unjudged: str = ""
+    tool: str = ""
+
+    def minimum(self, tier: str) -> int:
+        """Return the minimum of cases for a tier."""
+        return {"twin": self.twin, "hopper": self.hopper}[tier]
+
+
+def _same(id: str, count: int, sentence: str) -> Requirement:
+    return Requirement(id, sentence, count, count)
+
+
+_ALL = (
+    _same("SMOKE", 8, "The subject is alive: it plans and runs the plain case. Says nothing more."),
+    _same("LEN-1", 60, "A row sees its request's tokens up to and including its own."),
+    _same("LEN-2", 80, "The valid count is the context, or topk plus the incomplete pool."),
+    _same("LEN-3", 60, "Host, device and counted valid counts agree, or a flag says they do not."),
+    _same("LEN-4", 80, "A planned length covers its row's bound, which is never the formula's."),
+    _same("LEN-5", 60, "Where the device split the drafts anew, each row follows the device."),
+    _same("LEN-6", 60, "A valid count above the plan is flagged; what the slack covers is not."),
+    _same("PLAN-1", 24, "Planning during graph capture is refused and changes nothing."),
+    _same("PLAN-2", 40, "Exact lengths are planned as they are, and never reused."),
+    _same("PLAN-3", 80, "A plan is reused exactly inside the window of bounds it covers."),
+    _same("PLAN-4", 120, "After the clamp a row's work items tile [0, valid) exactly once."),
+    _same("PLAN-5", 60, "kv_indptr is the running sum of planned lengths, flat behind live rows."),
+    _same(
+        "PLAN-10", 40, "A step without live rows leaves an empty schedule: a replay does nothing."
+    ),
+    _same("PLAN-11", 60, "No work item, read or write belongs to a row that is not live."),
+    _same("PLAN-13", 40, "The plan-info layout is FlashInfer's; any other is refused."),
+    _same("PLAN-14", 60, "Each clamp starts from the saved plan, so lengths may grow again."),
+    _same("IDX-1", 80, "Valid entries are compacted to the front in order, and nothing else is."),
+    _same("IDX-2", 100, "-1, INT_MIN, huge and foreign ids select nothing."),
+    _same(
+        "IDX-3",
+        60,
+        "Block numbers outside of the cache, and blocks outside of a table, select nothing.",
+    ),
+    _same(
+        "IDX-4", 60, "Any block stride of whole rows is served; rows between blocks are foreign."
+    ),
+    _same("IDX-5", 60, "No negative stands inside a planned row; fillers are the row's own."),
+    _same("IDX-6", 40, "Pack writes its rows' planned entries and nothing else."),
+    Requirement(
+        "READ-A",
+        "No negative slot is dereferenced, in the cache or elsewhere.",
+        60,
+        8,
+    ),
+    _same("READ-B", 100, "Nothing behind a row's valid prefix contributes: the bits are the same."),
+    Requirement(
+        "READ-C",
+        "Nothing behind the valid prefix is touched at all.",
+        160,
+        40,
+    ),
+    Requirement(
+        "CANARY-1",
+        "Unmapped memory faults exactly where the twin says a clamp of kv_end alone still reads.",
+        40,
+        40,
+    ),
+    _same("READ-D", 80, "Cache rows that nothing selects never influence an output, NaN included."),
+    _same("NUM-1", 240, "BF16 outputs equal golden within the error model."),
+    _same("NUM-2", 240, "Per-tensor FP8 outputs equal golden within the error model."),
+    _same("NUM-4", 140, "A rope part of 64 takes part with the scale it was written with."),
+    _same("NUM-5", 140, "Every head count from 1 to 128 is right."),
+    _same("NUM-6", 100, "Split and unsplit rows are right."),
+    _same("NUM-7", 100, "Splits that the clamp empties contribute nothing."),
+    _same("NUM-8", 40, "The same plan and inputs give the same bits, run after run."),
+    _same("NUM-9", 60, "Rows without valid entries are exactly zero."),
+    _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),
+    _same("MHA-2", 16, "Decode rows do not depend on where the prefill rows go."),
+    _same("MHA-3", 16, "Up to topk tokens of context, dense and sparse attention are the same."),
+    _same("MHA-4", 24, "Every row is computed once: exactly the rows that the metadata names."),
+    _same("ADMIT-1", 12, "Only compute capability 9.0 is admitted."),
+    _same("ADMIT-2", 8, "Caches that are not BF16 or E4M3 are refused."),
+    _same("ADMIT-3", 24, "Dimensions the kernel has no code for are refused, naming the limit."),
+    _same("ROB-1", 36, "A malformed batch layout is an error that changes nothing."),
+    _same("ROB-2", 12, "Impossible lengths are an error that changes nothing."),
+    _same("ROB-3", 24, "Malformed selections and tables are an error that changes nothing."),
+    _same("ROB-4", 48, "Malformed caches and scales are an error that changes nothing."),
+    _same("ROB-5", 24, "A configuration that cannot work is an error at construction."),
+    _same("ROB-6", 12, "Calls out of order are an error that changes nothing."),
+    Requirement(
+        "TWIN-1",
+        "The planner twin writes every byte that FlashInfer's planner writes.",
+        25,
+        50,
+        tool="planner",
+    ),
+    Requirement(
+        "TWIN-2",
+        "The twin replays schedules recorded on a GPU.",
+        8,
+        0,
+        "the records are of this hardware",
+    ),
+)
+
+REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}
+"""By id, in the order they are reported."""

@@ -1,0 +1,111 @@
+"""What a requirement's test is given: its case, benches on the current tier, and assertions.
+
+Assertions say what was expected, what was got, for which case, and how to run it again; their own
+frames stay out of the traceback.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from conformance.core import population
+from conformance.core.bench import Bench
+from conformance.core.case import Case, Step
+from conformance.core.inputs import StepInputs
+from conformance.core.subject import Subject, Tier, Unobservable
+from golden import Golden
+
+_INTERPRETED_PERIOD = 10
+_INTERPRETED_PHASE = 3
+
+
+def interpreted(number: int, mode: str) -> bool:
+    """Return whether a twin case runs its Triton kernels interpreted: every tenth, by default."""
+    if mode == "auto":
+        return number % _INTERPRETED_PERIOD == _INTERPRETED_PHASE
+    return mode == "interpret"
+
+
+class Lab:
+    """One case on one tier.
+
+    error, ratio: the worst that `golden` saw, for the record. traces: where schedules seen on a
+    GPU are to be written, if anywhere.
+    """
+
+    def __init__(
+        self, case: Case, subject: Subject, tier: Tier, kernels: str, traces: Path | None = None
+    ) -> None:
+        self.case, self.subject, self.tier, self.traces = case, subject, tier, traces
+        self.interpret = tier.name == "twin" and interpreted(case.number, kernels)
+        self.error: float | None = None
+        self.ratio: float | None = None
+
+    @property
+    def repro(self) -> str:
+        """The command that runs this case again."""
+        return (
+            f"python -m conformance run --subject {self.subject.name} --tier {self.tier.name} "
+            f"--kernels {'interpret' if self.interpret else 'torch'} --case '{self.case.id}'"
+        )
+
+    def step(self) -> Step:
+        """Draw the case's batch."""
+        return population.step_of(self.case)
+
+    def bench(self, *steps: Step, wrap: Callable[[Any], Any] | None = None, **memory: Any) -> Bench:
+        """Construct the subject for this case, with room for these steps.
+
+        wrap: stands between the subject and FlashInfer's native module. memory: as of Bench.
+        """
+        if wrap is not None and "native" not in self.subject.capabilities:
+            raise Unobservable("capability native")
+        return Bench(
+            self.case,
+            self.subject,
+            self.tier,
+            steps,
+            interpret=self.interpret,
+            wrap=wrap,
+            **memory,
+        )
+
+    def check(self, condition: bool, what: str, *, got: Any, expected: Any) -> None:
+        """Assert a property of the subject."""
+        __tracebackhide__ = True
+        if not condition:
+            raise AssertionError(
+                f"{self.case.id}: {what}\n  got      {_short(got)}\n"
+                f"  expected {_short(expected)}\n  repro    {self.repro}"
+            )
+
+    def equal(self, got: Any, expected: Any, what: str) -> None:
+        """Assert that two values (numbers, lists) are equal."""
+        __tracebackhide__ = True
+        self.check(got == expected, what, got=got, expected=expected)
+
+    def golden(self, bench: Bench, observed: Tensor, golden: Golden, what: str = "output") -> None:
+        """Assert that outputs equal golden within the error model; remember how near."""
+        __tracebackhide__ = True
+        verdict = bench.judge(observed, golden)
+        self.error = max(self.error or 0.0, verdict.max_error)
+        self.ratio = max(self.ratio or 0.0, verdict.max_ratio)
+        if not verdict.ok:
+            raise AssertionError(
+                f"{self.case.id}: {what} differs from golden\n{verdict.message}\n"
+                f"  repro    {self.repro}"
+            )
+
+    def judged_run(self, bench: Bench, step: Step, inputs: StepInputs, **how: Any) -> Tensor:
+        """Run a step, hold its live rows against golden, and return them."""
+        __tracebackhide__ = True
+        out = bench.run(step, inputs, **how)
+        self.golden(bench, out, bench.golden(step, inputs))
+        return out
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 600 else f"{text[:600]}... ({len(text)} characters)"

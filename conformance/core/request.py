@@ -1,0 +1,51 @@
+"""What a caller may ask of a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.settings import Settings
+
+JUDGES = Path(__file__).parent.parent / "tests" / "requirements"
+LIMITS_S = {"twin": Settings.watchdog_twin, "hopper": Settings.watchdog_hopper}
+"""Seconds that a test of each tier may take, by default."""
+
+
+class SuiteError(Exception):
+    """The suite was asked wrongly or failed itself; its message says which."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run. subject: package.module:factory. tier: auto, twin or hopper.
+
+    require: of hopper, planner.
+    cases, requirements: a selection, which makes no verdict on conformance. workers: as for
+    pytest-xdist's -n; on hopper at most one per GPU, which is `auto`, and 0 runs in pytest itself.
+    kernels: auto, torch or interpret (twin tier). limit_s: seconds a test may take before it counts
+    as hung; 0 for no limit, None for the tier's own in limits_s. junit: where JUnit files go, one
+    per tier (`x.xml` gives `x-twin.xml`). judges: folder or file with the requirements' tests.
+    """
+
+    subject: str
+    tier: str = "auto"
+    cases: Sequence[str] = ()
+    requirements: Sequence[str] = ()
+    require: frozenset[str] = frozenset()
+    report: Path = Path("conformance-report")
+    workers: str = "auto"
+    kernels: str = "auto"
+    first_failure: bool = False
+    limit_s: float | None = None
+    limits_s: Mapping[str, float] = field(default_factory=lambda: LIMITS_S)
+    junit: Path | None = None
+    judges: Path = JUDGES
+
+    @property
+    def selection(self) -> bool:
+        """Whether only a part of the suite was asked for."""
+        return bool(self.cases or self.requirements)
+
+    def limit(self, tier: str) -> float:
+        """Seconds that a test of a tier may take; 0: as long as it likes."""
+        return self.limits_s[tier] if self.limit_s is None else self.limit_s

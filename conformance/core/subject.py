@@ -1,0 +1,128 @@
+"""What is under test, as the suite sees it: a subject, its instances, what they let us observe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from conformance.core.case import Config
+
+
+class Unobservable(Exception):
+    """The subject does not show what a check needs; counted apart, never a pass."""
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """A step's batch as tensors: int32, `_cpu` ones on the host, the others on the device.
+
+    seq_lens_cpu_upper_bound None: the host knows nothing, the subject reads lengths back.
+    adaptive: the device may distribute the decodes' rows otherwise than the host thinks.
+    """
+
+    query_start_loc_cpu: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    seq_lens_cpu_upper_bound: Tensor | None
+    block_table: Tensor
+    num_padded_tokens: int
+    adaptive: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a subject shows of itself after a step, on the host; None where it does not.
+
+    plan_info: FlashInfer's 18 integers. int_workspace: uint8, as the kernel reads it.
+    kv_indptr, kv_indices: packed CSR, int32. counts, contexts: per row, int32.
+    flags: names of what the device noticed, of valid_above_plan, count_below_formula and
+    count_above_formula. plans: how many plans were made so far.
+    """
+
+    plan_info: list[int] | None = None
+    int_workspace: Tensor | None = None
+    kv_indptr: Tensor | None = None
+    kv_indices: Tensor | None = None
+    counts: Tensor | None = None
+    contexts: Tensor | None = None
+    flags: frozenset[str] | None = None
+    plans: int | None = None
+
+    def need(self, name: str) -> Any:
+        """Return an observation; raise Unobservable where the subject does not offer it."""
+        value = getattr(self, name)
+        if value is None:
+            raise Unobservable(name)
+        return value
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where a subject runs.
+
+    native: makes a simulated FlashInfer module (`plan` and `run`) on the CPU, or None where the
+    installed FlashInfer runs on a GPU. log: what that module's kernel touched (`clear`,
+    `behind`, ...), or None. full_width: the compressed width is always the real 512.
+    """
+
+    name: str
+    full_width: bool
+    native: Callable[[], Any] | None = None
+    log: Any = None
+
+
+class Instance(Protocol):
+    """A constructed subject: one attention group with its plan state."""
+
+    runtime: Any
+
+    def build(self, batch: HostBatch) -> Any:
+        """Plan a step; return its metadata.
+
+        Of it the suite reads num_rows (rows that the subject computes) and prefill_to_mha (the
+        others are left to the caller's dense attention).
+        """
+
+    def forward(
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        kv_cache: Tensor,
+        topk_indices: Tensor,
+        metadata: Any,
+        k_scale: float | None,
+        out: Tensor,
+    ) -> None:
+        """Compute the step into `out`."""
+
+    def observe(self) -> Observation:
+        """Wait for the device and show what can be seen."""
+
+
+class Subject(Protocol):
+    """A backend under test.
+
+    capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
+    wrapped native module), `mha` (routes prefills to the caller's dense attention).
+    """
+
+    name: str
+    capabilities: frozenset[str]
+
+    def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
+        """Return why the subject would refuse `config` on a GPU of this compute capability."""
+
+    def construct(
+        self,
+        config: Config,
+        tier: Tier,
+        *,
+        interpret: bool,
+        wrap: Callable[[Any], Any] | None = None,
+    ) -> Instance:
+        """Return an instance. interpret: run Triton kernels interpreted (twin tier).
+
+        wrap: takes FlashInfer's native module (`plan`, `run`) and gives the one to use instead,
+        to tamper with what goes in and out; only for subjects with the capability `native`.
+        """

@@ -1,0 +1,243 @@
+"""The process that runs requirements: cases as parameters, a record for each, faults contained.
+
+After each test on a GPU it waits for the device, so that an error is charged to the test that
+caused it. A worker whose CUDA context is dead writes its record and leaves before xdist hears of
+the test: xdist then counts this one failure and replaces the worker. One that left after its
+report would be charged with the next test too.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conformance import logs, settings
+from conformance.core.case import parse
+from conformance.core.environment import describe
+from conformance.core.lab import Lab, interpreted
+from conformance.core.plugin import notes
+from conformance.core.record import Outcome, Record, RecordWriter
+from conformance.core.requirement import Judge
+from conformance.core.subject import Subject, Unobservable
+from conformance.core.watchdog import Watchdog
+
+LEFT = 70
+"""Exit status of a process that left because of a fault."""
+
+
+@dataclass
+class _Running:
+    """The test under way: its record if it dies now, and what is known of it so far."""
+
+    expected: Record
+    since: float
+    outcome: Outcome | None = None
+    message: str = ""
+
+    def record(self, lab: Lab | None) -> Record:
+        return replace(
+            self.expected.but(self.outcome or Outcome.CRASH, self.message or "no outcome"),
+            error=lab.error if lab else None,
+            ratio=lab.ratio if lab else None,
+            repro=lab.repro if lab else self.expected.repro,
+            seconds=round(time.monotonic() - self.since, 3),
+        )
+
+
+_RUNNING = pytest.StashKey[_Running]()
+_WORKER = pytest.StashKey["_Worker"]()
+
+
+class _Worker:
+    """This process's record file and watchdog."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option, folder = config.option, notes(config)
+        self.name: str = getattr(config, "workerinput", {}).get("workerid", "main")
+        self.writer = RecordWriter(
+            Path(option.report) / f"records-{option.tier}-{option.number}-{self.name}.jsonl",
+            describe(),
+        )
+        self._faults = (folder / f"faults-{self.name}.txt").open("w")
+        self.watchdog = Watchdog(option.limit, self._faults, self._hung)
+        self.running: _Running | None = None
+
+    def _hung(self, where: str) -> None:
+        running = self.running
+        if running is not None and self.writer.leave(
+            replace(
+                running.expected.but(Outcome.HANG, f"{running.expected.case}: {where}"),
+                seconds=round(time.monotonic() - running.since, 3),
+            ),
+            "a test hung",
+        ):
+            os._exit(LEFT)
+
+    def leave_if_dead(self, running: _Running, lab: Lab | None) -> None:
+        """End this process when its CUDA context is dead."""
+        if not torch.cuda.is_initialized():
+            return
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            said = f"; before, the test said {running.outcome}: {running.message}"
+            told = running.outcome not in (None, Outcome.PASS)
+            running.outcome = Outcome.CRASH
+            running.message = (
+                f"{running.expected.case}: the CUDA context is dead: {error}{said if told else ''}"
+            )
+            if self.writer.leave(running.record(lab), "the CUDA context is dead"):
+                os._exit(LEFT)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    logs.set_level(settings.load().log_level)
+    config.stash[_WORKER] = _Worker(config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash[_WORKER].writer.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    judge: Judge | None = getattr(metafunc.function, "judge", None)
+    if judge is None:
+        return
+    option = metafunc.config.option
+    if option.case:
+        ids = [id for id in option.case if parse(id).requirement == judge.requirement]
+    elif option.requirement and judge.requirement not in option.requirement:
+        ids = []
+    else:
+        ids = judge.cases(option.tier)
+    metafunc.parametrize("case_id", ids, ids=ids)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # A judge without cases here (another requirement was asked for) leaves an empty parameter
+    # set, which pytest shows as a skip; it is not a case, so it goes.
+    only = config.option.only and frozenset(json.loads(Path(config.option.only).read_text()))
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        (kept if _id(item) and (not only or _id(item) in only) else dropped).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    folder, worker = notes(session.config), session.config.stash[_WORKER]
+    own = folder / f"cases-{worker.name}.json"
+    own.write_text(json.dumps([_id(item) for item in session.items]))
+    os.replace(own, folder / "cases.json")  # the same from every worker
+
+
+def _id(item: Any) -> str:
+    value = item.callspec.params.get("case_id")
+    return value if isinstance(value, str) else ""
+
+
+def load_subject(name: str) -> Subject:
+    """Return the subject named `pkg.module:factory`; the factory is called without arguments."""
+    module, _, factory = name.partition(":")
+    subject: Subject = getattr(import_module(module), factory)()
+    return subject
+
+
+@pytest.fixture(scope="session")
+def _subject(pytestconfig: pytest.Config) -> Subject:
+    return load_subject(pytestconfig.option.subject)
+
+
+@pytest.fixture
+def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterator[Lab]:
+    """The case under way."""
+    tiers = import_module("conformance.tiers")
+    option = pytestconfig.option
+    traces = Path(option.report) / "traces" if option.tier == "hopper" else None
+    yield Lab(parse(case_id), _subject, tiers.tier(option.tier), option.kernels, traces)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note that a case starts, and watch it to its end."""
+    worker = item.config.stash[_WORKER]
+    worker.running = item.stash[_RUNNING] = running = _Running(_expected(item), time.monotonic())
+    worker.writer.start(running.expected)
+    worker.watchdog.arm()
+    try:
+        return (yield)
+    finally:
+        worker.watchdog.disarm()
+
+
+def _expected(item: pytest.Item) -> Record:
+    """Return the record of a case whose process dies before it can say anything."""
+    case, option = parse(_id(item)), item.config.option
+    interpret = option.tier == "twin" and interpreted(case.number, option.kernels)
+    return Record(
+        case=case.id,
+        requirement=case.requirement,
+        tier=option.tier,
+        subject=option.subject,
+        outcome=Outcome.CRASH,
+        error=None,
+        ratio=None,
+        interpreted=interpret,
+        message="the process that ran it died",
+        repro=(
+            f"python -m conformance run --subject {option.subject} --tier {option.tier} "
+            f"--kernels {'interpret' if interpret else 'torch'} --case '{case.id}'"
+        ),
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Turn what a check found missing into a skip that is recorded under its own name."""
+    running = item.stash[_RUNNING]
+    try:
+        result = yield
+        running.outcome = Outcome.PASS
+        return result
+    except Unobservable as missing:
+        running.outcome, running.message = Outcome.UNOBSERVABLE, str(missing)
+        pytest.skip(f"unobservable: {missing}")
+    except pytest.skip.Exception as reason:
+        running.outcome, running.message = Outcome.SKIPPED, str(reason)
+        raise
+    except AssertionError as problem:
+        running.outcome, running.message = Outcome.FAIL, str(problem)
+        raise
+    except Exception as problem:
+        running.outcome = Outcome.CRASH
+        running.message = f"{type(problem).__name__}: {problem}"
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Learn what became of a phase; the record is written when the last one, teardown, is over."""
+    report = yield
+    worker, running = item.config.stash[_WORKER], item.stash[_RUNNING]
+    lab = (getattr(item, "funcargs", None) or {}).get("lab")
+    judged = running.outcome is Outcome.FAIL
+    if call.when != "call" and call.excinfo is not None and not judged:
+        skipped = report.skipped
+        running.outcome = Outcome.SKIPPED if skipped else Outcome.CRASH
+        said = str(call.excinfo.value)
+        running.message = said if skipped else f"{call.when}: {call.excinfo.typename}: {said}"
+    worker.leave_if_dead(running, lab)
+    if call.when == "teardown":
+        if running.outcome is Outcome.PASS:
+            running.message = ""
+        worker.writer.add(running.record(lab))
+    return report

@@ -1,0 +1,134 @@
+"""NUM: outputs against golden, within the error model."""
+
+from dataclasses import replace
+
+import torch
+
+from conformance.core.case import Step
+from conformance.core.lab import Lab
+from conformance.core.requirement import requirement
+from conformance.tests.requirements.test_len import SMALL
+
+LENGTHS = ("mixed", "edge", "full", "long")
+ALL = (*SMALL, "glm", "v32")
+
+
+def judge(lab: Lab) -> None:
+    step = lab.step()
+    bench = lab.bench(step)
+    lab.judged_run(bench, step, bench.world.draw_step(step))
+    lab.equal(bench.observe().need("flags"), frozenset(), "flags")
+
+
+@requirement(
+    "NUM-1", dtype=("bf16",), geo=ALL, lens=LENGTHS, loss=("draft", "none"), width=("small", "full")
+)
+def test_bf16_outputs_are_golden(lab: Lab) -> None:
+    judge(lab)
+
+
+@requirement(
+    "NUM-2", dtype=("fp8",), geo=ALL, lens=LENGTHS, loss=("draft", "none"), width=("small", "full")
+)
+def test_per_tensor_fp8_outputs_are_golden(lab: Lab) -> None:
+    judge(lab)
+
+
+@requirement("NUM-4", kpe=(64,), dtype=("bf16", "fp8"), geo=ALL, lens=LENGTHS, heads=(16, 64, 128))
+def test_a_rope_part_takes_part(lab: Lab) -> None:
+    judge(lab)
+
+
+HEADS = (1, 2, 3, 5, 8, 12, 17, 24, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128)
+
+
+@requirement("NUM-5", heads=HEADS, dtype=("bf16", "fp8"), kpe=(0, 64), geo=("flat", "odd"))
+def test_every_head_count_is_right(lab: Lab) -> None:
+    judge(lab)
+
+
+@requirement(
+    "NUM-6",
+    how=("split", "unsplit-many", "unsplit-short"),
+    dtype=("bf16", "fp8"),
+    geo=("flat", "odd"),
+    heads=(16, 64),
+)
+def test_split_and_unsplit_rows_are_right(lab: Lab) -> None:
+    how, draw = lab.case["how"], lab.case.draw.fork("split")
+    step = lab.step()
+    if how == "split":
+        # So few rows that each gets several clusters.
+        rows = draw.randint(1, 5)
+        long = tuple(70 + draw.randint(0, 200) for _ in range(rows))
+        step = Step((1,) * rows, long, long, rows)
+    elif how == "unsplit-many":
+        # As many equal rows as clusters: each one's share is a whole row.
+        count = draw.choice((132, 133, 200, 264))
+        full = lab.case.geometry.index_topk + lab.case.geometry.index_kpool
+        step = Step((1,) * count, (full,) * count, (full,) * count, count)
+    else:
+        # Planned exactly, since slack alone would make a short row long enough to split.
+        short = tuple(n + draw.randint(0, 33 - n) for n in step.q_lens)
+        step = replace(step, seq_lens=short)
+    bench = lab.bench(step)
+    inputs = bench.world.draw_step(step)
+    lab.judged_run(bench, step, inputs, host_knows=how != "unsplit-short")
+    partials = [work.partial for work in bench.schedule().works()]
+    if how == "split":
+        lab.check(max(partials) >= 0, "partials", got="none", expected="split rows")
+    else:
+        lab.equal(set(partials), {-1}, "partials of unsplit rows")
+
+
+@requirement(
+    "NUM-7",
+    geo=("pool", "odd", "wide", "glm"),
+    dtype=("bf16", "fp8"),
+    heads=(16, 64, 128),
+)
+def test_splits_that_the_clamp_empties_contribute_nothing(lab: Lab) -> None:
+    draw = lab.case.draw.fork("few")
+    rows = draw.randint(1, 9)
+    short = tuple(draw.randint(1, 60) for _ in range(rows))
+    far = 2 * lab.case.geometry.index_topk + 400
+    step = Step((1,) * rows, short, (far,) * rows, rows)
+    bench = lab.bench(step)
+    inputs = bench.world.draw_step(step)
+    lab.judged_run(bench, step, inputs)
+    works = bench.schedule().works()
+    emptied = sum(work.end <= work.start and work.partial >= 0 for work in works)
+    lab.check(emptied > 0, "emptied splits", got=emptied, expected="some")
+
+
+@requirement("NUM-9", lens=("dead",), geo=SMALL, dtype=("bf16", "fp8"), loss=("draft", "far"))
+def test_rows_without_valid_entries_are_exactly_zero(lab: Lab) -> None:
+    step = lab.step()
+    ended = (1 if step.q_lens[0] == 0 else step.q_lens[0], *step.q_lens[1:])
+    step = replace(
+        step,
+        q_lens=ended,
+        seq_lens=(0, *step.seq_lens[1:]),
+        bounds=(max((step.bounds or (1,))[0], ended[0]), *(step.bounds or ())[1:]),
+        padded_rows=sum(ended),
+    )
+    bench = lab.bench(step)
+    inputs = bench.world.draw_step(step)
+    out = lab.judged_run(bench, step, inputs)
+    dead = [row for row, context in enumerate(step.contexts()) if context == 0]
+    lab.check(bool(dead), "rows without context", got=0, expected="some")
+    lab.equal(int(out[dead].count_nonzero()), 0, "nonzero elements of rows without context")
+
+
+@requirement("NUM-8", geo=(*SMALL, "glm"), dtype=("bf16", "fp8"), heads=(16, 64, 128))
+def test_the_same_plan_and_inputs_give_the_same_bits(lab: Lab) -> None:
+    step = lab.step()
+    bench = lab.bench(step)
+    inputs = bench.world.draw_step(step)
+    first = lab.judged_run(bench, step, inputs)
+    metadata = bench.build(step)  # inside the window: the same plan
+    for again in range(5):
+        bench.set_output(float("nan"))
+        bench.forward(metadata, step.padded_rows)
+        same = torch.equal(first.view(torch.int16), bench.output(step.rows).view(torch.int16))
+        lab.check(same, f"output bits of run {again + 2}", got="changed", expected="the same")

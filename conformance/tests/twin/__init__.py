@@ -1,0 +1,1 @@
+"""Tests of the twin: planner, kernel, access log and native surface."""

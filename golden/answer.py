@@ -1,0 +1,53 @@
+"""The exact answer of an attention, and the sums from which an honest engine's error is bounded."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeSums:
+    """What errors in decoding the cache are weighted with. float64; s' is s minus its mean.
+
+    value_shift [rows, heads, ckv]: sum p s' v, the change of out when all logits are scaled.
+    logit_noise_sq [rows, heads, ckv]: sum p^2 c^2 (v - out)^2, where
+        c^2 = sm_scale^2 * sum_d q_d^2 k_d^2 is the variance of s per unit of relative,
+        independent error of the k_d.
+    logit_noise_max [rows, heads]: the largest c of the row's tokens.
+    logit_fourth [rows, heads]: sqrt(sum p s'^4).
+    """
+
+    value_shift: torch.Tensor
+    logit_noise_sq: torch.Tensor
+    logit_noise_max: torch.Tensor
+    logit_fourth: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Golden:
+    """The exact answer and the sums that bound an engine's error. float64, on q's device.
+
+    out [rows, heads, ckv]: 0 in rows without tokens.
+    lse [rows, heads]: natural log of sum exp(s); -inf in rows without tokens.
+    count [rows], int64: selected tokens.
+    value_sq [rows, heads, ckv]: sum p v^2.
+    value_sq_p [rows, heads, ckv]: sum p^2 v^2.
+    partials [rows, heads, ckv]: sum over the row's pieces of |sum of p v in the piece|; 0 in
+        a row of one piece; sum p |v| where the pieces are not known.
+    partials_sq [rows, heads, ckv]: the same with the squares of the pieces' sums; where the
+        pieces are not known, (sum p |v|)^2, which no cut exceeds.
+    logit_reach [rows, heads]: sm_scale * |q| * max |k|, a bound on every partial sum of s.
+    decode: None where decoding the cache is exact (BF16, or a power of two as scale).
+    head_dim: elements of a dot product q . k.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    count: torch.Tensor
+    value_sq: torch.Tensor
+    value_sq_p: torch.Tensor
+    partials: torch.Tensor
+    partials_sq: torch.Tensor
+    logit_reach: torch.Tensor
+    decode: DecodeSums | None
+    head_dim: int

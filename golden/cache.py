@@ -1,0 +1,103 @@
+"""A paged key/value cache as raw bytes, decoded without the help of torch's narrow types."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+_BYTES = {"bf16": 2, "e4m3": 1}
+
+
+@functools.cache
+def _e4m3_table(device: torch.device) -> torch.Tensor:
+    """float64 [256]: the value of each E4M3 code (no infinities; 0x7f and 0xff are NaN)."""
+
+    def value(code: int) -> float:
+        exponent, mantissa = code >> 3 & 15, code & 7
+        if exponent == 15 and mantissa == 7:
+            return math.nan
+        magnitude = math.ldexp(mantissa + (8 if exponent else 0), max(exponent, 1) - 10)
+        return -magnitude if code & 0x80 else magnitude
+
+    return torch.tensor([value(code) for code in range(256)], dtype=torch.float64, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class PagedBytes:
+    """The storage of a cache and how to read it.
+
+    Row `r` of the storage is one token's latent followed by its rope part, and starts at byte
+    `r * row_bytes`; the rows between the end of a block and the start of the next one (where
+    `block_stride_rows` exceeds `block_size`) belong to somebody else.
+
+    data: uint8, contiguous, any shape; bytes behind the last whole row are not used.
+    fmt: "bf16", or "e4m3" (FP8 with a per-tensor scale for both parts).
+    head_dim_ckv, head_dim_kpe: elements of the two parts of a row; kpe may be 0.
+    block_size: tokens in a block. block_stride_rows: rows between the starts of blocks.
+    scale: what a stored value is multiplied by, taken as exact; 1.0 for "bf16".
+
+    Raises ValueError, naming what was found, for anything else.
+    """
+
+    data: torch.Tensor
+    fmt: str
+    head_dim_ckv: int
+    head_dim_kpe: int
+    block_size: int
+    block_stride_rows: int
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.fmt not in _BYTES:
+            raise ValueError(f"cache format {self.fmt!r}: one of {sorted(_BYTES)} is known")
+        if self.data.dtype != torch.uint8 or not self.data.is_contiguous():
+            raise ValueError(
+                f"cache data is {self.data.dtype}, contiguous {self.data.is_contiguous()}: "
+                "pass the raw storage as contiguous uint8"
+            )
+        if self.head_dim_ckv < 1 or self.head_dim_kpe < 0:
+            raise ValueError(f"dims {self.head_dim_ckv} + {self.head_dim_kpe}: need >= 1 and >= 0")
+        if not 1 <= self.block_size <= self.block_stride_rows:
+            raise ValueError(
+                f"block_size {self.block_size}, block_stride_rows {self.block_stride_rows}: "
+                "need 1 <= block_size <= block_stride_rows"
+            )
+        if not (0 < self.scale < math.inf) or (self.fmt == "bf16" and self.scale != 1.0):
+            raise ValueError(
+                f"scale {self.scale} for {self.fmt}: positive and finite, 1.0 for bf16"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a row, both parts together."""
+        return self.head_dim_ckv + self.head_dim_kpe
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.head_dim * _BYTES[self.fmt]
+
+    @property
+    def rows(self) -> int:
+        """Whole rows in the storage."""
+        return self.data.numel() // self.row_bytes
+
+    def gather(self, slots: torch.Tensor) -> torch.Tensor:
+        """float64 `[*slots.shape, head_dim]`: the decoded rows at `slots` (int64), scaled.
+
+        E4M3 NaN codes decode to NaN. Raises IndexError for a slot outside the storage.
+        """
+        flat = slots.reshape(-1)
+        if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.rows:
+            raise IndexError(
+                f"slots {int(flat.min())}..{int(flat.max())} of a cache of {self.rows} rows"
+            )
+        stored = self.data.view(-1)[: self.rows * self.row_bytes].view(self.rows, self.row_bytes)
+        raw = stored.index_select(0, flat)
+        if self.fmt == "bf16":  # a BF16 value is the upper half of a float32
+            values = (raw.view(torch.int16).int() << 16).view(torch.float32).double()
+        else:
+            table = _e4m3_table(raw.device) * self.scale
+            values = table.index_select(0, raw.view(-1).int())
+        return values.view(*slots.shape, self.head_dim)

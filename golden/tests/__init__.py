@@ -1,0 +1,1 @@
+"""Tests of golden: oracle against naive loops, tolerance against engines right and wrong."""

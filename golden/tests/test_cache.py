@@ -1,0 +1,75 @@
+"""Cache bytes: decoded like torch's own types, found where the layout says, refused otherwise."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from golden import Draw, PagedBytes
+
+
+def test_all_e4m3_codes_decode_as_torch_does():
+    codes = torch.arange(256, dtype=torch.uint8)
+    decoded = PagedBytes(codes, "e4m3", 1, 0, 1, 1).gather(torch.arange(256))[:, 0]
+    expected = codes.view(torch.float8_e4m3fn).double()
+    assert decoded.dtype == torch.float64
+    assert decoded.isnan().nonzero().flatten().tolist() == [0x7F, 0xFF]
+    assert torch.equal(decoded.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(decoded.nan_to_num().signbit(), expected.nan_to_num().signbit())
+
+
+def test_all_bf16_patterns_decode_as_torch_does():
+    patterns = torch.arange(-(2**15), 2**15).to(torch.int16)
+    cache = PagedBytes(patterns.view(torch.uint8), "bf16", 4, 0, 1, 1)
+    decoded = cache.gather(torch.arange(2**14)).flatten()
+    expected = patterns.view(torch.bfloat16).double()
+    assert torch.equal(decoded.isnan(), expected.isnan())
+    assert torch.equal(decoded.nan_to_num(posinf=1e99), expected.nan_to_num(posinf=1e99))
+
+
+def test_the_scale_multiplies_both_parts_exactly():
+    data = Draw("scale").e4m3([8, 6])
+    slots = torch.tensor([[3, 0], [7, 3]])
+    plain = PagedBytes(data, "e4m3", 4, 2, 4, 4).gather(slots)
+    scaled = PagedBytes(data, "e4m3", 4, 2, 4, 4, scale=0.0123).gather(slots)
+    assert plain.shape == (2, 2, 6)
+    assert torch.equal(scaled, plain * 0.0123)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fmt": "e5m2"},
+        {"data": torch.zeros(8)},
+        {"data": torch.zeros(8, 8, dtype=torch.uint8).T},
+        {"head_dim_ckv": 0},
+        {"head_dim_kpe": -1},
+        {"block_size": 0},
+        {"block_size": 5},
+        {"scale": 0.5},
+        {"fmt": "e4m3", "scale": 0.0},
+        {"fmt": "e4m3", "scale": float("nan")},
+        {"fmt": "e4m3", "scale": float("inf")},
+    ],
+    ids=str,
+)
+def test_other_caches_are_refused(changes):
+    good: dict[str, Any] = {
+        "data": torch.zeros(64, dtype=torch.uint8),
+        "fmt": "bf16",
+        "head_dim_ckv": 2,
+        "head_dim_kpe": 2,
+        "block_size": 4,
+        "block_stride_rows": 4,
+    }
+    PagedBytes(**good)
+    with pytest.raises(ValueError):
+        PagedBytes(**(good | changes))
+
+
+@pytest.mark.parametrize("slot", [-1, 8])
+def test_slots_outside_the_storage_are_refused(slot):
+    cache = PagedBytes(torch.zeros(8 * 6 + 5, dtype=torch.uint8), "e4m3", 4, 2, 4, 4)
+    assert cache.rows == 8
+    with pytest.raises(IndexError, match=r"8 rows"):
+        cache.gather(torch.tensor([0, slot]))
