@@ -41,8 +41,9 @@ class Probe:
         self.lab, self.step = lab, step
         self.module: Planting | None = None
         self._guard: Any = None
-        storage = self._guarded if lab.tier.native is None else None
-        self.bench: Bench = lab.bench(step, wrap=self._wrap, storage=storage, page=PAGE)
+        on_gpu = lab.tier.native is None
+        memory: dict[str, Any] = {"storage": self._guarded, "page": PAGE} if on_gpu else {}
+        self.bench: Bench = lab.bench(step, wrap=self._wrap, **memory)
         self.inputs: StepInputs = self.bench.world.draw_step(step)
         self.bench.build(step)
         seen = self.bench.observe()

@@ -52,7 +52,7 @@ def test_every_head_count_is_right(lab: Lab) -> None:
     how=("split", "unsplit-many", "unsplit-short"),
     dtype=("bf16", "fp8"),
     geo=("flat", "odd"),
-    heads=(16, 64),
+    heads=(8, 64),
 )
 def test_split_and_unsplit_rows_are_right(lab: Lab) -> None:
     how, draw = lab.case["how"], lab.case.draw.fork("split")
@@ -63,8 +63,8 @@ def test_split_and_unsplit_rows_are_right(lab: Lab) -> None:
         long = tuple(70 + draw.randint(0, 200) for _ in range(rows))
         step = Step((1,) * rows, long, long, rows)
     elif how == "unsplit-many":
-        # As many equal rows as clusters: each one's share is a whole row.
-        count = draw.choice((132, 133, 200, 264))
+        # At least as many equal rows as clusters: each one's share is a whole row.
+        count = draw.choice((132, 133, 150))
         full = lab.case.geometry.index_topk + lab.case.geometry.index_kpool
         step = Step((1,) * count, (full,) * count, (full,) * count, count)
     else:
