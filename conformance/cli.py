@@ -13,6 +13,7 @@ from conformance.bundle.cli import bundle_command
 from conformance.cache import CacheError
 from conformance.clean import claim_report, clean_command
 from conformance.core.case import CaseError, parse
+from conformance.core.catalogue import ALIVE
 from conformance.core.run import Exit, Request, SuiteError, run
 from conformance.doctor import doctor_command
 from conformance.explain import explain_command
@@ -23,7 +24,6 @@ from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
 from conformance.subjects import DEFAULT, SUBJECTS
 
-SMOKE = "SMOKE"
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
 
@@ -101,7 +101,7 @@ def run_command(
         tier=chosen.tier,
         subject=_subject(subject),
         cases=cases,
-        requirements=(*requirements, SMOKE) if smoke else requirements,
+        requirements=(*requirements, ALIVE) if smoke else requirements,
         require=frozenset(require),
         report=chosen.report,
         workers=chosen.workers,

@@ -5,6 +5,9 @@ A tier's minimum of 0 means that the requirement is not judged there, and `unjud
 
 from dataclasses import dataclass
 
+ALIVE = "SMOKE"
+"""The requirement whose cases run first: without them nothing else says anything."""
+
 PLAN_SLACK = 32
 """Tokens by which the contract lets a planned length exceed its row bound."""
 
@@ -33,7 +36,7 @@ def _same(id: str, count: int, sentence: str) -> Requirement:
 
 
 _ALL = (
-    _same("SMOKE", 8, "The subject is alive: it plans and runs the plain case. Says nothing more."),
+    _same(ALIVE, 8, "The subject is alive: it plans and runs the plain case. Says nothing more."),
     _same("LEN-1", 60, "A row sees its request's tokens up to and including its own."),
     _same("LEN-2", 80, "The valid count is the context, or topk plus the incomplete pool."),
     _same("LEN-3", 60, "Host, device and counted valid counts agree, or a flag says they do not."),

@@ -20,6 +20,7 @@ import torch
 
 from conformance import logs, settings
 from conformance.core.case import parse
+from conformance.core.catalogue import ALIVE
 from conformance.core.environment import describe
 from conformance.core.lab import Lab, interpreted
 from conformance.core.plugin import notes
@@ -130,7 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (kept if _id(item) and (not only or _id(item) in only) else dropped).append(item)
     config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+    # Stable: within a requirement the order stays.
+    items[:] = sorted(kept, key=lambda item: not (_id(item) or "").startswith(f"{ALIVE}/"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from conformance.core.catalogue import ALIVE
 from conformance.core.record import Outcome, Record, RecordError, read_records
 from conformance.core.run import Exit
 from conformance.mutants.model import Mutant, MutantError
 
-SMOKE = "SMOKE"
 ROOMS = ("smla", "golden", "conformance")
 _ROOT = Path(__file__).parents[2]
 _MINUTES = 15
@@ -48,7 +48,7 @@ def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None
     with ThreadPoolExecutor(workers) as pool:
         named: dict[str, set[str]] = {}
         for mutant in mutants:
-            named.setdefault(mutant.lane, {SMOKE}).add(mutant.requirement)
+            named.setdefault(mutant.lane, {ALIVE}).add(mutant.requirement)
         unchanged = [pool.submit(_run_copy, None, lane, sorted(ids)) for lane, ids in named.items()]
         futures = [pool.submit(_fate, mutant) for mutant in mutants]
         for run in unchanged:
@@ -63,11 +63,11 @@ def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None
 
 
 def _fate(mutant: Mutant) -> Finding:
-    code, records, output = _run_copy(mutant, mutant.lane, [SMOKE, mutant.requirement])
-    alive = [r for r in records if r.requirement == SMOKE]
+    code, records, output = _run_copy(mutant, mutant.lane, [ALIVE, mutant.requirement])
+    alive = [r for r in records if r.requirement == ALIVE]
     if not alive or any(r.outcome is not Outcome.PASS for r in alive):
         said = _messages(alive) or output[-2000:]
-        return Finding(mutant, Fate.INVALID, "", f"does not pass {SMOKE}: {said}")
+        return Finding(mutant, Fate.INVALID, "", f"does not pass {ALIVE}: {said}")
     checks = [r for r in records if r.requirement == mutant.requirement]
     for record in checks:
         if record.outcome is Outcome.FAIL:

@@ -5,7 +5,6 @@ a read of memory that nobody wrote.
 """
 
 import sys
-from typing import Any
 
 import torch
 import triton
@@ -17,7 +16,7 @@ _BEHIND = 1 << 16  # elements; further than the allocator rounds up
 
 
 @triton.jit
-def planted_fault(source: Any, target: Any, offset: Any) -> None:
+def planted_fault(source, target, offset):
     """Copy one element; the name is what the sanitizer's report is searched for."""
     tl.store(target, tl.load(source + offset))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "initcheck")
 REMEDY = "install NVIDIA's CUDA toolkit and put its bin folder on PATH, or set CUDA_HOME"
-_PRINT_LIMIT = "100000"
+_PRINT_LIMIT = "2000"
 # compute-sanitizer marks its own lines; everything else is the program's output.
 _MARK = "========="
 _SUMMARY = re.compile(rf"^{_MARK} ERROR SUMMARY: (\d+) errors?", re.M)

@@ -27,9 +27,8 @@ def _row_map_triton(
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
-    live = row < tl.load(query_start_loc + num_requests)
-    # The row's request is the first whose end lies behind the row; requests without query
-    # tokens end where they start and are passed over.
+    # The row's request is the first whose end lies behind the row: requests without query tokens
+    # end where they start and are passed over, and a row behind the last live one finds none.
     low = tl.zeros([BLOCK], dtype=tl.int32)
     high = tl.zeros([BLOCK], dtype=tl.int32) + num_requests
     for _ in range(search_steps):
@@ -38,7 +37,7 @@ def _row_map_triton(
         end = tl.load(query_start_loc + middle + 1, mask=open_, other=0)
         low = tl.where(open_ & (end <= row), middle + 1, low)
         high = tl.where(open_ & (end > row), middle, high)
-    found = inside & live & (low < num_requests)
+    found = inside & (low < num_requests)
     length = tl.load(seq_lens + low, mask=found, other=0)
     end = tl.load(query_start_loc + low + 1, mask=found, other=0)
     context = tl.maximum(length - end + row + 1, 0)

@@ -1,4 +1,4 @@
-"""SMOKE: the plain case runs. First in order: what a mutant must still do to count as one."""
+"""SMOKE: the plain case runs, which a mutant must still do to count as one. Run first."""
 
 from dataclasses import replace
 

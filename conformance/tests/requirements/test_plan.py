@@ -80,6 +80,9 @@ def test_a_plan_is_reused_exactly_inside_its_window(lab: Lab) -> None:
     steps.append(
         replace(first, q_lens=fewer, padded_rows=sum(fewer), bounds=_moved(anchor, fewer, 1))
     )
+    less = (*first.q_lens[:-1], 0)
+    if sum(less):
+        steps.append(replace(first, q_lens=less, padded_rows=sum(less), bounds=anchor))
     plans = bench.observe().need("plans")
     for number, step in enumerate(steps):
         bounds = [min(context, largest) for context in step.contexts(step.bounds)]
