@@ -11,9 +11,9 @@ from torch import Tensor
 from smla import errors
 from smla.builder import SparseMLABuilder, SparseMLAMetadata
 from smla.config import SCALE_RANGE, SparseMLAConfig, is_scale
-from smla.engines.base import refusals
 from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 from smla.engines.flashinfer.engine import FlashInferEngine
+from smla.engines.flashinfer.limits import refusals
 from smla.flags import Flag
 from smla.kernels.convert import convert
 from smla.kv_cache import flatten
@@ -87,8 +87,12 @@ class SparseMLABackend:
             alike; a float baked into a captured graph. None for BF16.
 
         Exactly metadata.num_rows rows of `out` are written. Rows behind them (padding, prefills
-        that went to dense MHA) keep what they held, undefined when `out` was not given. May be
-        captured; then the graph covers all rows of q_nope and follows every later build.
+        that went to dense MHA) keep what they held, undefined when `out` was not given.
+
+        May be captured, after a first forward outside that compiles the kernels. The graph covers
+        all rows of q_nope and follows every later build whose rows are no more than those and
+        whose block table is the same tensor, refilled: its address, shape and strides are in the
+        graph, like those of every tensor passed here. Nothing checks that at a replay.
         """
         config, state, runtime = self.config, metadata.state, self.runtime
         rows = self._check(q_nope, q_pe, topk_indices, metadata, out)
@@ -188,6 +192,13 @@ class SparseMLABackend:
                     allowed=f"unit stride in the last dimension, others multiples of {unit}",
                     remedy="pass a contiguous tensor",
                 )
+            if tensor.numel() and (tensor.shape[0] - 1) * tensor.stride(0) >= 2**32:
+                raise errors.StrideError(
+                    name,
+                    found=f"row stride {tensor.stride(0)} for {tensor.shape[0]} rows",
+                    allowed="a tensor of less than 2**32 elements end to end",
+                    remedy="pass a copy: the kernel counts elements in 32 bits",
+                )
             if tensor.numel() and tensor.data_ptr() % (alignment := unit * tensor.element_size()):
                 raise errors.StrideError(
                     name,
@@ -195,6 +206,15 @@ class SparseMLABackend:
                     allowed=f"aligned to {alignment} bytes",
                     remedy="slice at a multiple of that, or pass a copy",
                 )
+        if out is not None and any(
+            step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)
+        ):
+            raise errors.StrideError(
+                "out",
+                found=f"strides {out.stride()}",
+                allowed="rows, heads and channels of their own",
+                remedy="do not expand it",
+            )
         if rows < metadata.num_rows or rows > config.max_tokens:
             raise errors.CapacityError(
                 "rows of q_nope",

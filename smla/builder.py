@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smla import lengths
+from smla import errors, lengths
 from smla.config import SparseMLAConfig
 from smla.engines.base import Engine
 from smla.layout import BatchLayout, check_lengths, check_starts, decode_threshold
@@ -110,5 +110,12 @@ class SparseMLABuilder:
         starts = self.runtime.read(batch.query_start_loc)
         exact = self.runtime.read(batch.seq_lens)
         check_starts("query_start_loc", starts, total=batch.num_tokens)
+        if not batch.adaptive and not starts.equal(batch.query_start_loc_cpu):
+            raise errors.QueryStartLocError(
+                "query_start_loc",
+                found="another split on the device than on the host",
+                allowed="the same, unless the batch is adaptive",
+                remedy="upload the host's, or say adaptive=True",
+            )
         check_lengths(starts, exact)
         return starts, exact, True

@@ -38,8 +38,8 @@ class SparseMLAConfig:
     force_mqa: never route prefill rows to dense MHA.
     debug: read the flag word after each forward and raise (waits for the device).
 
-    Raises errors.ShapeError, DtypeError, ScaleError or BufferWidthError for values that no
-    engine could serve; what a particular engine serves is told by `SparseMLABackend.reasons`.
+    Raises errors.ShapeError, DtypeError, ScaleError, BufferWidthError or CapacityError for values
+    that no engine could serve; what an engine serves is told by `SparseMLABackend.reasons`.
     """
 
     num_heads: int
@@ -93,6 +93,14 @@ class SparseMLAConfig:
                 found=self.topk_width,
                 allowed=f">= index_topk + index_kpool - 1 = {self.max_valid}",
                 remedy="widen the top-k buffer, or lower index_topk or index_kpool",
+            )
+
+        if self.max_tokens * self.topk_width >= 2**31:
+            raise errors.CapacityError(
+                "max_tokens * topk_width",
+                found=self.max_tokens * self.topk_width,
+                allowed="below 2**31: packed offsets are int32",
+                remedy="lower max_tokens",
             )
 
     @property

@@ -15,5 +15,6 @@ class Flag(enum.IntFlag):
     valid entries (or in the block table). That row's output is unspecified, but memory-safe."""
 
     COUNT_ABOVE_FORMULA = 4
-    """Convert found more: entries behind the valid ones look like valid ones. Harmless: what is
-    attended to ends at the formula's count."""
+    """Convert found more: entries behind the valid ones look like valid ones. What is attended to
+    ends at the formula's count: harmless where the indexer leaves garbage behind its selection,
+    a loss of tokens where index_topk or index_kpool are not the model's."""

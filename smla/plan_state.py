@@ -66,6 +66,8 @@ class PlanState:
         self._planned = runtime.zeros((2, self.layout.capacity), int32)
         self._planned_lengths = torch.empty(0, dtype=int32)
         self._planned_rows = _NO_PLAN
+        # More slack than the cap leaves is none, and would overflow.
+        self._slack = min(config.plan_slack, config.max_valid)
         self._prove_layout()
 
     def _prove_layout(self) -> None:
@@ -98,19 +100,26 @@ class PlanState:
         elif self._covers(lengths):
             planned = None
         else:
-            planned = (lengths + self.config.plan_slack).clamp_(max=self.config.max_valid)
+            planned = (lengths + self._slack).clamp_(max=self.config.max_valid)
         if planned is not None:
             self._check_capacity(planned)
         if planned is None:
+            self.serial += 1
             self.stats.reuses += 1
         else:
             self._replan(planned)
-        row_map(self.runtime, query_start_loc, seq_lens, self.row_request, self.row_context)
+        row_map(
+            self.runtime,
+            query_start_loc,
+            seq_lens,
+            self.row_request,
+            self.row_context,
+            live_rows=lengths.numel(),
+        )
         if exact:
             self._planned_rows = _NO_PLAN
         elif lengths.numel():
             self._clamp()
-        self.serial += 1
         if _log.isEnabledFor(logging.DEBUG):
             self._log_decision(planned, exact=exact)
 
@@ -142,10 +151,17 @@ class PlanState:
         if bounds.numel() != self._planned_rows:
             return False
         planned = self._planned_lengths
-        fits = (planned >= bounds) & (planned <= bounds + self.config.plan_slack)
+        fits = (planned >= bounds) & (planned <= bounds + self._slack)
         return bool(fits.all())
 
     def _check_capacity(self, planned: Tensor) -> None:
+        if planned.numel() > self.config.max_tokens:
+            raise errors.CapacityError(
+                "rows of the plan",
+                found=planned.numel(),
+                allowed=f"at most max_tokens = {self.config.max_tokens}",
+                remedy="split the batch, or construct with a larger max_tokens",
+            )
         works = self.layout.count_works(planned)
         if works > self.layout.capacity:
             raise errors.CapacityError(
@@ -157,9 +173,18 @@ class PlanState:
 
     def _replan(self, planned: Tensor) -> None:
         rows, layout, runtime = planned.numel(), self.layout, self.runtime
+        indptr = runtime.staging((self.config.max_tokens + 1,), torch.int32)
+        indptr[0] = 0
+        torch.cumsum(planned, 0, dtype=torch.int32, out=indptr[1 : rows + 1])
+        indptr[rows + 1 :] = indptr[rows].clone()
         if rows:
             staging = runtime.staging((layout.staged_bytes,), torch.uint8)
             self.engine.plan(self.float_workspace, self.int_workspace, staging, planned)
+        # From here on the device changes: what was planned before holds no longer, whatever
+        # becomes of the rest.
+        self.serial += 1
+        self._planned_rows = _NO_PLAN
+        if rows:
             runtime.upload(self.int_workspace, staging)
             for kept, name in zip(self._planned, ("kv_len", "kv_end"), strict=True):
                 start = layout.at(name)
@@ -168,10 +193,6 @@ class PlanState:
             # The native planner divides by the number of rows. Zeroed arrays are an empty
             # schedule: no work for any cluster, nothing to merge, the grid as ever.
             runtime.zero(self.int_workspace)
-        indptr = runtime.staging((self.config.max_tokens + 1,), torch.int32)
-        indptr[0] = 0
-        torch.cumsum(planned, 0, dtype=torch.int32, out=indptr[1 : rows + 1])
-        indptr[rows + 1 :] = indptr[rows].clone()
         runtime.upload(self.kv_indptr, indptr)
         self._planned_lengths, self._planned_rows = planned, rows
         self.stats.plans += 1

@@ -92,6 +92,14 @@ class CudaRuntime:
         self.device = torch.device(device)
         if self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
+        current = torch.cuda.current_device()
+        if self.device.index != current:
+            raise errors.DeviceError(
+                "CUDA runtime",
+                found=str(self.device),
+                allowed=f"the current device, cuda:{current}: kernels launch there",
+                remedy="torch.cuda.set_device() first, or one process per GPU",
+            )
         self.capability = torch.cuda.get_device_capability(self.device)
         self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
 

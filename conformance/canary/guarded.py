@@ -16,11 +16,14 @@ class GuardedMemory:
     Both edges are flush: the byte before the first and the byte behind the last fault when they
     are touched. tensor: uint8 [nbytes] over it, without a copy, valid while this object lives.
 
+    hole: bytes of the unmapped page before that `tensor` starts with, to be addressed but never
+    touched: nbytes then counts them.
+
     Raises ValueError unless nbytes is a whole number of pages (2 MiB on Hopper, as the driver
     says), DriverError when the driver refuses.
     """
 
-    def __init__(self, nbytes: int, device: int = 0) -> None:
+    def __init__(self, nbytes: int, device: int = 0, *, hole: int = 0) -> None:
         from cuda.bindings import driver
 
         self._driver = driver
@@ -31,20 +34,24 @@ class GuardedMemory:
         prop.location.id = device
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         page = int(self._call("cuMemGetAllocationGranularity", prop, least))
-        if nbytes <= 0 or nbytes % page:
-            raise ValueError(f"{nbytes} bytes; needed: a whole number of pages of {page} bytes")
-        reserved = int(self._call("cuMemAddressReserve", nbytes + 2 * page, 0, 0, 0))
-        memory = self._call("cuMemCreate", nbytes, prop, 0)
-        self.address = reserved + page
-        self._call("cuMemMap", self.address, nbytes, 0, memory, 0)
+        size = nbytes - hole
+        if size <= 0 or size % page or hole % page:
+            raise ValueError(
+                f"{nbytes} bytes, {hole} of them a hole; needed: whole pages of {page} bytes"
+            )
+        reserved = int(self._call("cuMemAddressReserve", hole + size + 2 * page, 0, 0, 0))
+        memory = self._call("cuMemCreate", size, prop, 0)
+        start = reserved + page
+        mapped = start + hole
+        self._call("cuMemMap", mapped, size, 0, memory, 0)
         access = driver.CUmemAccessDesc()
         access.location.type, access.location.id = prop.location.type, device
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self._call("cuMemSetAccess", self.address, nbytes, [access], 1)
+        self._call("cuMemSetAccess", mapped, size, [access], 1)
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": (self.address, False),
+            "data": (start, False),
             "strides": None,
             "version": 3,
         }

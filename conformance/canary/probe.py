@@ -13,7 +13,7 @@ import torch
 from conformance.canary.planting import Planting
 from conformance.canary.prediction import touched
 from conformance.core.bench import Bench
-from conformance.core.case import Step, parse
+from conformance.core.case import Case, Step, parse
 from conformance.core.inputs import INT32_MIN, StepInputs
 from conformance.core.lab import Lab
 from conformance.core.schedule import ScheduleReader
@@ -21,7 +21,12 @@ from conformance.core.schedule import ScheduleReader
 PAGE = 2 << 20
 """Bytes of a page of GPU memory that can be left unmapped."""
 
+ILLEGAL = "illegal memory access"
+"""What CUDA says of a touch of unmapped memory (error 700)."""
+
 _FAR = 40
+_CROWD = 26
+"""Rows enough that pieces of a split are longer than a tile, so that some of it stays untouched."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,13 @@ class Sighting:
 class Probe:
     """A subject over guarded memory on a GPU, over plain memory on the twin."""
 
-    def __init__(self, lab: Lab, step: Step) -> None:
+    def __init__(self, lab: Lab, step: Step, *, hole: bool = False) -> None:
         self.lab, self.step = lab, step
         self.module: Planting | None = None
         self._guard: Any = None
         on_gpu = lab.tier.native is None
         memory: dict[str, Any] = {"storage": self._guarded, "page": PAGE} if on_gpu else {}
-        self.bench: Bench = lab.bench(step, wrap=self._wrap, **memory)
+        self.bench: Bench = lab.bench(step, wrap=self._wrap, hole=hole, **memory)
         self.inputs: StepInputs = self.bench.world.draw_step(step)
         self.bench.build(step)
         seen = self.bench.observe()
@@ -58,10 +63,10 @@ class Probe:
         self.module = Planting(module)
         return self.module
 
-    def _guarded(self, nbytes: int) -> Any:
+    def _guarded(self, nbytes: int, hole: int) -> Any:
         from conformance.canary.guarded import GuardedMemory
 
-        self._guard = GuardedMemory(nbytes)
+        self._guard = GuardedMemory(nbytes, hole=hole)
         return self._guard.tensor
 
     def touched_with_kv_end_only(self) -> list[set[int]]:
@@ -94,16 +99,31 @@ class Probe:
         self.module.kv_end_only = kv_end_only
         return self.bench.run(self.step, self.inputs)
 
+    def alarm(self, row: int, position: int, slot: int, *, kv_end_only: bool = False) -> str:
+        """Plant one slot that must be touched, and run; return how that showed, empty for not."""
+        fault = self.fault({(row, position): slot}, kv_end_only=kv_end_only)
+        log = self.lab.tier.log
+        if log is None:
+            return fault
+        found = any(t.position == position and t.slot == slot for t in log.touches(row))
+        return fault if found else ""
+
     def fault(self, planted: dict[tuple[int, int], int], *, kv_end_only: bool = False) -> str:
-        """Run; return what faulted, empty for nothing."""
+        """Run; return which touch of unmapped memory showed, empty for none."""
         try:
             self.run(planted, kv_end_only=kv_end_only)
             self.bench.runtime.synchronize()
         except RuntimeError as problem:
+            if self.lab.tier.log is not None or ILLEGAL not in str(problem):
+                raise  # whatever it is, it is no touch of unmapped memory
             return str(problem).splitlines()[0]
         log = self.lab.tier.log
-        foreign = log.foreign_slots() if log is not None else []
-        return f"touched slot {foreign[0].slot} of row {foreign[0].row}" if foreign else ""
+        if log is None:
+            return ""
+        world = self.bench.world
+        hole = range(world.hole_blocks * world.stride_rows)
+        bad = [*log.foreign_slots(), *(slot for slot in log.touched_slots() if slot in hole)]
+        return f"touched {bad[0]}" if bad else ""
 
 
 def a_step(lab: Lab) -> Step:
@@ -127,8 +147,8 @@ def behind_the_valid_prefix(lab: Lab) -> Sighting:
     }
     safe = _judged(lab, probe, planted)
     row = lab.case.draw.fork("victim").randint(0, len(probe.valid))
-    last = {(row, probe.valid[row] - 1): slots[row % 3]}
-    return Sighting(safe, "" if safe else probe.fault(last))
+    slot = slots[row % 3]
+    return Sighting(safe, "" if safe else probe.alarm(row, probe.valid[row] - 1, slot))
 
 
 def negative_slots(lab: Lab) -> Sighting:
@@ -139,32 +159,50 @@ def negative_slots(lab: Lab) -> Sighting:
         topk[row, valid:] = torch.where(torch.arange(width - valid) % 2 == 0, -1, INT32_MIN)
     safe = _judged(lab, probe, {})
     row = lab.case.draw.fork("victim").randint(0, len(probe.valid))
-    return Sighting(safe, "" if safe else probe.fault({(row, probe.valid[row] - 1): probe.before}))
+    return Sighting(safe, "" if safe else probe.alarm(row, probe.valid[row] - 1, probe.before))
+
+
+def an_unmapped_null_block(lab: Lab) -> Sighting:
+    """READ-D: nothing is mapped where slot 0 and its neighbours are, which nobody selects."""
+    probe = Probe(lab, a_step(lab), hole=True)
+    safe = _judged(lab, probe, {})
+    row = lab.case.draw.fork("victim").randint(0, len(probe.valid))
+    return Sighting(safe, "" if safe else probe.alarm(row, probe.valid[row] - 1, 0))
+
+
+def a_crowd(lab: Lab) -> Step:
+    """Draw many rows planned in full, most of them short."""
+    draw, geometry = lab.case.draw.fork("crowd"), lab.case.geometry
+    longest = geometry.index_topk + geometry.index_kpool - 1
+    lengths = tuple(
+        draw.randint(1, draw.choice((60, 60, longest + 1)))
+        for _ in range(draw.randint(0, 4) + _CROWD)
+    )
+    far = 2 * geometry.index_topk + geometry.index_kpool
+    return Step((1,) * len(lengths), lengths, (far,) * len(lengths), len(lengths))
 
 
 def untouched_by_the_twin(lab: Lab) -> Sighting:
-    """CANARY-1: for a clamp of kv_end alone, what the twin says is untouched, and one before."""
-    probe = Probe(lab, a_step(lab))
+    """CANARY-1: for a clamp of kv_end alone, what the twin says is untouched, and one before.
+
+    The one before is a masked position: loaded by the kernel, and given probability 0.
+    """
+    probe = Probe(lab, a_crowd(lab))
     seen = probe.touched_with_kv_end_only()
-    planted = {
-        (row, position): probe.behind
-        for row in range(len(probe.valid))
-        for position in probe.planned(row)
-        if position not in seen[row]
-    }
-    # The first untouched position of a row; best one where masked positions are touched before.
+    planted: dict[tuple[int, int], int] = {}
     edges = []
     for row, valid in enumerate(probe.valid):
         free = [position for position in probe.planned(row) if position not in seen[row]]
-        if free:
-            edges.append((free[0] <= valid, row, free[0]))
+        planted |= {(row, position): probe.behind for position in free}
+        if free and free[0] > valid:
+            edges.append((row, free[0]))
     if not edges:
-        return Sighting("", "every planned position is touched")
+        return Sighting("no row has an untouched position behind a masked one", "")
     fault = probe.fault(planted, kv_end_only=True)
     if fault:
         return Sighting(f"untouched positions: {fault}", "")
-    _, row, first = min(edges)
-    return Sighting("", probe.fault({(row, first - 1): probe.behind}, kv_end_only=True))
+    row, first = lab.case.draw.fork("edge").choice(edges)
+    return Sighting("", probe.alarm(row, first - 1, probe.behind, kv_end_only=True))
 
 
 def _judged(lab: Lab, probe: Probe, planted: dict[tuple[int, int], int]) -> str:
@@ -178,12 +216,20 @@ def _judged(lab: Lab, probe: Probe, planted: dict[tuple[int, int], int]) -> str:
     return "" if verdict.ok else verdict.message
 
 
-PROBES: dict[str, Callable[[Lab], Sighting]] = {
-    "READ-A": negative_slots,
-    "READ-C": behind_the_valid_prefix,
-    "CANARY-1": untouched_by_the_twin,
-}
-"""The probe of each requirement that has one."""
+UNMAPPED = "unmapped"
+"""What a READ-D case says that is to be probed."""
+
+
+def probe_of(case: Case) -> Callable[[Lab], Sighting] | None:
+    """Return the probe of a case, None where it has none."""
+    if case.requirement == "READ-D":
+        return an_unmapped_null_block if case["how"] == UNMAPPED else None
+    probes = {
+        "READ-A": negative_slots,
+        "READ-C": behind_the_valid_prefix,
+        "CANARY-1": untouched_by_the_twin,
+    }
+    return probes.get(case.requirement)
 
 
 def in_child(payload: dict[str, Any]) -> dict[str, Any]:
@@ -196,5 +242,8 @@ def in_child(payload: dict[str, Any]) -> dict[str, Any]:
 
     case = parse(payload["case"])
     lab = Lab(case, load_subject(payload["subject"]), tier("hopper"), "torch")
-    sighting = PROBES[case.requirement](lab)
+    probe = probe_of(case)
+    if probe is None:
+        raise ValueError(f"{case.id}: no probe for it")
+    sighting = probe(lab)
     return {"safe": sighting.safe, "alarm": sighting.alarm, "error": lab.error, "ratio": lab.ratio}

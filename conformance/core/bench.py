@@ -25,8 +25,8 @@ class Bench:
     """A subject constructed for a case on a tier.
 
     steps: every step that will be run, so that the world has room for them. storage: allocates
-    the cache (uint8 on the device), the runtime by default; page: the cache is a whole number of
-    these bytes.
+    the cache (bytes in all, leading bytes that may stay unmapped; uint8 on the device), the
+    runtime by default; page, hole: as of World.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class Bench:
         *,
         interpret: bool = False,
         wrap: Callable[[Any], Any] | None = None,
-        storage: Callable[[int], Tensor] | None = None,
+        storage: Callable[[int, int], Tensor] | None = None,
         page: int = 1,
+        hole: bool = False,
     ) -> None:
         self.case, self.tier = case, tier
         self.config = config_of(case, steps, full_width=tier.full_width)
@@ -48,12 +49,15 @@ class Bench:
             raise Unobservable(f"capability {needed}")
         self.instance = subject.construct(self.config, tier, interpret=interpret, wrap=wrap)
         self.runtime = runtime = self.instance.runtime
-        self.world = World(case, self.config, steps, str(runtime.device), page=page)
+        self.world = World(case, self.config, steps, str(runtime.device), page=page, hole=hole)
         rows, heads = self.config.max_tokens, self.config.num_heads
         ckv, kpe = self.config.head_dim_ckv, self.config.head_dim_kpe
         requests, bf16, int32 = self.world.requests, torch.bfloat16, torch.int32
         nbytes = self.world.raw.numel()
-        self._storage = storage(nbytes) if storage else runtime.empty((nbytes,), torch.uint8)
+        unmapped = self.world.hole_bytes if storage else 0
+        self._storage = (
+            storage(nbytes, unmapped) if storage else runtime.empty((nbytes,), torch.uint8)
+        )
         self._q_nope = runtime.empty((rows, heads, ckv), bf16)
         self._q_pe = runtime.empty((rows, heads, kpe), bf16)
         self._topk = runtime.empty((rows, self.config.geometry.topk_width), int32)
@@ -61,7 +65,7 @@ class Bench:
         self._starts = runtime.empty((requests + 1,), int32)
         self._seq_lens = runtime.empty((requests,), int32)
         self._table = runtime.empty(tuple(self.world.block_table.shape), int32)
-        runtime.write(self._storage, self.world.raw)
+        runtime.write(self._storage[unmapped:], self.world.raw[unmapped:])
         runtime.write(self._table, self.world.block_table)
         self.set_output(float("nan"))
 

@@ -37,11 +37,19 @@ class World:
 
     raw: uint8, the whole storage. block_table: int32 [requests, blocks], physical blocks in
     drawn order, none used twice. longest: tokens that each request has room for. page: the
-    storage is a whole number of these bytes.
+    storage is a whole number of these bytes. hole: the first page's blocks (block 0, the null
+    block of many engines, among them) belong to nobody.
     """
 
     def __init__(
-        self, case: Case, config: Config, steps: Sequence[Step], device: str, *, page: int = 1
+        self,
+        case: Case,
+        config: Config,
+        steps: Sequence[Step],
+        device: str,
+        *,
+        page: int = 1,
+        hole: bool = False,
     ) -> None:
         self.case, self.config, self.device = case, config, device
         geometry = config.geometry
@@ -56,6 +64,10 @@ class World:
         whole = page // math.gcd(page, block_bytes)
         self.num_blocks = -(-self.num_blocks // whole) * whole
         order = draw.permutation(self.num_blocks)[: self.requests * blocks]
+        self.hole_blocks = whole if hole else 0
+        self.hole_bytes = self.hole_blocks * block_bytes
+        self.num_blocks += self.hole_blocks
+        order += self.hole_blocks
         self.block_table = order.view(self.requests, blocks).to(torch.int32)
         self.stride_rows = geometry.block_size + geometry.gap_rows
         rows = self.num_blocks * self.stride_rows
@@ -88,7 +100,7 @@ class World:
     def poisoned(self, slots: Sequence[int], kind: str) -> Tensor:
         """Return the cache's bytes with these rows filled: "nan", "inf" (BF16 only) or "huge"."""
         if self.config.fp8:
-            code = {"nan": 0x7F, "inf": 0x7F, "huge": 0x7E}[kind]
+            code = {"nan": 0x7F, "inf": 0xFF, "huge": 0x7E}[kind]
             raw = self.raw.clone()
             rows = raw.view(-1, self.config.head_dim_ckv + self.config.head_dim_kpe)
             rows[list(slots)] = code

@@ -25,6 +25,7 @@ def run(request: Request) -> Verdict:
         if kept:
             why = f"stopped after {FAULTS} faults; the first that did not run is {kept[0]}"
             verdict.not_run.append((f"{len(kept)} cases on {tier}", why, "none"))
+            verdict.incomplete = True
         if request.junit is not None:
             write_junit(junit_path(request.junit, tier), tier, records)
     if verdict.ran and not verdict.records:

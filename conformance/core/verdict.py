@@ -40,7 +40,7 @@ class Verdict:
         """The exit code. A selection that passes is no more than that, and said so."""
         if self.failures:
             return Exit.DOES_NOT
-        if self.incomplete or (self.short and not self.selection):
+        if self.incomplete or self.short:
             return Exit.INCOMPLETE
         return Exit.CONFORMS
 
@@ -48,19 +48,28 @@ class Verdict:
 def judge(request: Request, verdict: Verdict) -> None:
     """Add to a verdict what did not run and which requirements stayed below their minimum."""
     passed = Counter((r.tier, r.requirement) for r in verdict.records if r.outcome is Outcome.PASS)
-    asked = {"hopper"} & request.require if request.tier != "hopper" else {"hopper"}
-    if "hopper" not in verdict.ran:
-        command = "python -m conformance run --tier hopper"
-        verdict.not_run.append(
-            ("hopper tier", "no GPU of compute capability 9.0 is visible", f"{command} (on one)")
-        )
-        verdict.incomplete |= bool(asked)
-    if "twin" not in verdict.ran:
+    seen = {record.tier for record in verdict.records}
+    if "hopper" not in seen:
+        asked = request.tier == "hopper" or "hopper" in request.require
+        no_gpu = "no GPU of compute capability 9.0 is visible"
+        why = "not asked for" if request.tier == "twin" else no_gpu
+        again = "python -m conformance run --require hopper (where a Hopper GPU is)"
+        verdict.not_run.append(("hopper tier", why, again))
+        verdict.incomplete |= asked
+    if "twin" not in seen:
         verdict.not_run.append(
             ("twin tier", "not asked for", "python -m conformance run --tier twin")
         )
     if request.selection:
+        # No verdict on conformance, but what was selected must have been judged.
+        open_ = [r for r in verdict.records if r.outcome is not Outcome.PASS and not r.failed]
+        verdict.short += [f"{r.case} on {r.tier}: {r.outcome} ({r.message})" for r in open_]
         return
+    verdict.incomplete |= "twin" not in seen
+    if "twin" in seen and not any(r.interpreted for r in verdict.records):
+        again = "python -m conformance run --tier twin --kernels auto"
+        verdict.not_run.append(("interpreted kernels", f"--kernels {request.kernels}", again))
+        verdict.incomplete = True
     for tier in verdict.ran:
         for requirement in REQUIREMENTS.values():
             least = requirement.minimum(tier)

@@ -22,7 +22,7 @@ from conformance import logs, settings
 from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.environment import describe
-from conformance.core.lab import Lab, interpreted
+from conformance.core.lab import CheckFailed, Lab, interpreted
 from conformance.core.plugin import notes
 from conformance.core.record import Outcome, Record, RecordWriter
 from conformance.core.requirement import Judge
@@ -216,7 +216,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     except pytest.skip.Exception as reason:
         running.outcome, running.message = Outcome.SKIPPED, str(reason)
         raise
-    except AssertionError as problem:
+    except CheckFailed as problem:
         running.outcome, running.message = Outcome.FAIL, str(problem)
         raise
     except Exception as problem:

@@ -28,9 +28,10 @@ def mutants_command(path: Path, names: tuple[str, ...], workers: int) -> None:
     """
     console = Console(soft_wrap=True, highlight=False)
     try:
-        mutants = [m for m in read_mutants(path) if not names or m.name in names]
-        if not mutants:
-            raise MutantError(f"{path}: no mutant named {', '.join(names)}")
+        mutants = read_mutants(path)
+        if unknown := set(names) - {mutant.name for mutant in mutants}:
+            raise MutantError(f"{path}: no mutant named {', '.join(sorted(unknown))}")
+        mutants = [mutant for mutant in mutants if not names or mutant.name in names]
         findings = hunt(mutants, workers, lambda found: _tell(console, found))
     except MutantError as problem:
         console.print(f"error: {problem}", markup=False)

@@ -16,7 +16,16 @@ from smla.runtime import Runtime
 _CHUNK = 1024
 
 
-@triton.jit
+# Sizes of a batch or a cache: a step must not compile anew because one is 1 or divides by 16.
+@triton.jit(
+    do_not_specialize=[
+        "topk_stride",
+        "table_stride",
+        "table_width",
+        "num_blocks",
+        "block_stride_rows",
+    ]
+)
 def _convert_triton(
     topk,
     topk_stride,

@@ -1,7 +1,8 @@
 """Pack: each row's slots to where the plan put them, with no negative inside a planned row.
 
 Only as many entries as planned are written. Behind the row's counted entries stands a slot of the
-same row (0 for a row without any, which is never read), a second line of defence behind the clamp.
+same row, a second line of defence behind the clamp. A row without any gets slot 0: read only where
+the count is below what the lengths imply, which convert flags.
 """
 
 import torch

@@ -14,7 +14,8 @@ from smla.runtime import Runtime
 _BLOCK = 256
 
 
-@triton.jit
+# Sizes of a batch: a step must not compile anew because one of them is 1 or a multiple of 16.
+@triton.jit(do_not_specialize=["num_requests", "search_steps", "live_rows", "num_rows"])
 def _row_map_triton(
     query_start_loc,
     seq_lens,
@@ -22,6 +23,7 @@ def _row_map_triton(
     search_steps,
     row_request,
     row_context,
+    live_rows,
     num_rows,
     BLOCK: tl.constexpr,
 ):
@@ -37,7 +39,7 @@ def _row_map_triton(
         end = tl.load(query_start_loc + middle + 1, mask=open_, other=0)
         low = tl.where(open_ & (end <= row), middle + 1, low)
         high = tl.where(open_ & (end > row), middle, high)
-    found = inside & (low < num_requests)
+    found = inside & (row < live_rows) & (low < num_requests)
     length = tl.load(seq_lens + low, mask=found, other=0)
     end = tl.load(query_start_loc + low + 1, mask=found, other=0)
     context = tl.maximum(length - end + row + 1, 0)
@@ -52,12 +54,13 @@ def _row_map_torch(
     search_steps: int,
     row_request: Tensor,
     row_context: Tensor,
+    live_rows: int,
     num_rows: int,
     BLOCK: int,
 ) -> None:
     row_request[:num_rows] = 0
     row_context[:num_rows] = 0
-    live = min(int(query_start_loc[num_requests]), num_rows)
+    live = min(int(query_start_loc[num_requests]), live_rows)
     if num_requests == 0 or live <= 0:
         return
     rows = torch.arange(live, dtype=torch.int32)
@@ -76,10 +79,14 @@ def row_map(
     seq_lens: Tensor,
     row_request: Tensor,
     row_context: Tensor,
+    *,
+    live_rows: int,
 ) -> None:
     """Fill `row_request` and `row_context` (both int32 [max_tokens]) on the device.
 
     query_start_loc: int32 [requests + 1]; seq_lens: int32 [requests]; both on the device.
+    live_rows: rows that will be computed; the others see nothing, prefills that are left to
+    dense attention among them.
     """
     num_requests, num_rows = seq_lens.numel(), row_request.numel()
     args = (
@@ -89,6 +96,7 @@ def row_map(
         num_requests.bit_length(),
         row_request,
         row_context,
+        live_rows,
         num_rows,
     )
     runtime.launch(ROW_MAP, (triton.cdiv(num_rows, _BLOCK),), args, {"BLOCK": _BLOCK})

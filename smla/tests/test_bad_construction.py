@@ -116,3 +116,8 @@ def test_an_absent_flashinfer_is_refused(monkeypatch):
 def test_a_cuda_runtime_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_refused(smla.CudaRuntime, errors.KernelModeError, "no visible CUDA device|CpuRuntime")
+
+
+def test_packed_offsets_that_would_overflow_are_refused():
+    with pytest.raises(errors.CapacityError, match="2\\*\\*31"):
+        replace(CONFIG, max_tokens=2**20, topk_width=2**11)

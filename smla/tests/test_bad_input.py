@@ -208,6 +208,12 @@ BAD_CALLS: list[tuple[str, CallChange, type[errors.SmlaError], str]] = [
         "topk_indices|torch.int64|torch.int32",
     ),
     (
+        "out whose rows are one",
+        lambda c: {"out": c["out"][:1].expand(c["out"].shape)},
+        errors.StrideError,
+        "out|(0,",
+    ),
+    (
         "topk_indices elsewhere",
         lambda c: {"topk_indices": c["topk_indices"].to(META)},
         errors.DeviceError,

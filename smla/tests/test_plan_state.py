@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import smla
+from smla import errors
 from smla.tests.workbench import (
     CONFIG,
     INT32,
@@ -175,3 +176,46 @@ def test_addresses_and_plan_info_never_change():
         update(bench, bounds, exact=exact)
         assert fixed() == first
     assert state.serial == 5
+
+
+def test_slack_beyond_the_largest_count_is_no_more_than_that():
+    bench = workbench(replace(LONG, plan_slack=2**31 - 1))
+    update(bench, (100, 1))
+    assert bench.state.planned_lengths.tolist() == [259, 259]
+    update(bench, (259, 259))
+    assert counted(bench)[:2] == (1, 1)
+
+
+def test_more_rows_than_reserved_are_refused():
+    bench = workbench(LONG)
+    rows = LONG.max_tokens + 1
+    with pytest.raises(errors.CapacityError, match=str(rows)):
+        update(bench, (1,) * rows)
+
+
+def test_what_fails_once_the_device_changed_leaves_no_metadata_usable(monkeypatch):
+    bench = workbench(LONG)
+    update(bench, (100, 200))
+    serial = bench.state.serial
+
+    def fail(*_):
+        raise RuntimeError("the launch failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.state.runtime, "launch", fail)
+        with pytest.raises(RuntimeError, match="the launch failed"):
+            update(bench, (10, 20))
+    assert bench.state.serial > serial
+    update(bench, (10, 20))
+    assert scheduled(bench, "kv_end") == {0: 10, 1: 20}
+
+
+def test_rows_left_to_dense_attention_see_nothing():
+    bench = workbench(LONG)
+    bench.state.update(
+        torch.tensor([5], dtype=INT32),
+        exact=False,
+        query_start_loc=starts_of([1, 4]),
+        seq_lens=torch.tensor([5, 9], dtype=INT32),
+    )
+    assert bench.state.row_context[:5].tolist() == [5, 0, 0, 0, 0]

@@ -44,7 +44,8 @@ class Reader(ast.NodeVisitor):
         self.visit_FunctionDef(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        if any(ast.unparse(mark) == "triton.jit" for mark in node.decorator_list):
+        marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
+        if any(ast.unparse(mark) == "triton.jit" for mark in marks):
             return  # the source of a kernel
         self._where.append(node.name)
         self.generic_visit(node)

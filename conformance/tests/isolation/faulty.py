@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from conformance.core.lab import CheckFailed
+
 VARIABLE = "SMLA_TEST_FAULTS"
 """A JSON object: number of a case -> name of a fault."""
 
@@ -67,7 +69,7 @@ def _break_context() -> None:
 
 
 def _fail() -> None:
-    raise AssertionError("as asked")
+    raise CheckFailed("as asked")
 
 
 FAULTS = {

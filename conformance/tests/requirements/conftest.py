@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conformance.canary.probe import PROBES, Sighting
+from conformance.canary.probe import Sighting, probe_of
+from conformance.core.case import parse
 from conformance.core.lab import Lab
 from conformance.isolation.child import Call, Finished, run_many
 
@@ -21,7 +22,7 @@ def _probed(session: pytest.Session) -> list[str]:
     """Return the ids of the session's cases that have a probe, in order."""
     params = [getattr(item, "callspec", None) for item in session.items]
     cases = [p.params["case_id"] for p in params if p and "case_id" in p.params]
-    return [case for case in cases if case.partition("/")[0] in PROBES]
+    return [case for case in cases if probe_of(parse(case))]
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +54,8 @@ def canary(request: pytest.FixtureRequest) -> Canary:
         return Sighting(value["safe"], value["alarm"])
 
     def on_the_twin(lab: Lab) -> Sighting:
-        return PROBES[lab.case.requirement](lab)
+        probe = probe_of(lab.case)
+        assert probe is not None, f"{lab.case.id}: no probe for it"
+        return probe(lab)
 
     return on_the_gpu if option.tier == "hopper" else on_the_twin

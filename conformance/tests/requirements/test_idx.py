@@ -1,5 +1,7 @@
 """IDX: from selected tokens to packed slots."""
 
+from collections.abc import Callable
+
 import torch
 
 from conformance.core.bench import Bench
@@ -23,15 +25,15 @@ def check_packed(lab: Lab, bench: Bench, step: Step, inputs: StepInputs) -> None
     lab.equal(seen.need("flags"), frozenset(), "flags")
 
 
-def with_holes(lab: Lab, inputs: StepInputs, fillers: list[int]) -> torch.Tensor:
-    """Spread each row's entries over the whole width, in order, fillers between and behind."""
+def with_holes(lab: Lab, inputs: StepInputs, fillers: Callable[[int], list[int]]) -> torch.Tensor:
+    """Spread each row's entries over the width, in order, a row's fillers between and behind."""
     draw = lab.case.draw.fork("holes")
     topk = inputs.topk.clone()
     width = topk.shape[1]
-    choices = torch.tensor(fillers, dtype=torch.int32)
     for row, tokens in enumerate(inputs.tokens):
+        choices = torch.tensor(fillers(row), dtype=torch.int32)
         places, _ = draw.permutation(width)[: tokens.numel()].sort()
-        topk[row] = choices[draw.ints((width,), 0, len(fillers))]
+        topk[row] = choices[draw.ints((width,), 0, choices.numel())]
         topk[row, places] = tokens.to(torch.int32)
     return topk
 
@@ -41,7 +43,7 @@ def test_valid_entries_are_compacted_in_order(lab: Lab) -> None:
     step = lab.step()
     bench = lab.bench(step)
     inputs = bench.world.draw_step(step)
-    out = bench.run(step, inputs, topk=with_holes(lab, inputs, [-1]))
+    out = bench.run(step, inputs, topk=with_holes(lab, inputs, lambda _: [-1]))
     check_packed(lab, bench, step, inputs)
     lab.golden(bench, out, bench.golden(step, inputs))
 
@@ -52,11 +54,16 @@ def test_ids_that_are_no_tokens_of_the_row_select_nothing(lab: Lab) -> None:
     bench = lab.bench(step)
     inputs = bench.world.draw_step(step)
     table_end = bench.world.block_table.shape[1] * bench.config.geometry.block_size
-    # 'Foreign' ids are positions that the row does not see yet, or that no table covers.
-    foreign = [max(step.contexts()), table_end - 1, table_end, table_end + 1]
-    fillers = [-1, INT32_MIN, INT32_MIN + 1, INT32_MAX, 1 << 30, 0x7F7F7F7F, *foreign]
-    # Each row may only be given what is foreign to it.
-    fillers = [id for id in fillers if id < 0 or id >= max(step.contexts())]
+    contexts = step.contexts()
+    lengths = [step.seq_lens[request] for request in step.row_requests]
+
+    def fillers(row: int) -> list[int]:
+        # 'Foreign' ids are positions that this row does not see yet, though a later row of its
+        # request or another request may, or that no table covers.
+        foreign = [contexts[row], contexts[row] + 1, lengths[row] - 1, max(contexts), max(lengths)]
+        foreign += [table_end - 1, table_end, table_end + 1, 1 << 30, 0x7F7F7F7F, INT32_MAX]
+        return [-1, INT32_MIN, INT32_MIN + 1, *(id for id in foreign if id >= contexts[row])]
+
     out = bench.run(step, inputs, topk=with_holes(lab, inputs, fillers))
     check_packed(lab, bench, step, inputs)
     lab.golden(bench, out, bench.golden(step, inputs))

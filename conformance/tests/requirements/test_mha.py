@@ -127,6 +127,7 @@ def test_exactly_the_rows_that_the_metadata_names_change(lab: Lab) -> None:
     bench = lab.bench(step)
     out, named, to_mha = run_routed(bench, step)
     lab.equal(to_mha, lab.case["how"] == "routed", "route")
+    lab.equal(named, decode_rows(step) if to_mha else step.rows, "rows the metadata names")
     written = (~out.isnan()).flatten(1)
     whole = written.all(1).nonzero().flatten().tolist()
     touched = written.any(1).nonzero().flatten().tolist()

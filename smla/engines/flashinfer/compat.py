@@ -72,7 +72,14 @@ class InstalledFlashInfer:
             False,
         )
         # FlashInfer's Python adapter adds staging and a copy of its own around the raw plan.
-        raw: NativeModule = getattr(module, "_module", module)
+        raw: NativeModule | None = getattr(module, "_module", None)
+        if raw is None:
+            raise errors.VersionError(
+                "FlashInfer's module adapter",
+                found=f"{type(module).__name__} without the module it wraps",
+                allowed="an adapter with the raw module in `_module`",
+                remedy="install a known version: " + ", ".join(KNOWN_VERSIONS),
+            )
         return raw
 
 
