@@ -22,7 +22,9 @@ GLM = Config(
 CAPABILITIES = ("8.0", "8.9", "9.0", "10.0", "10.3", "12.0")
 
 
-def judge(lab: Lab, config: Config, capability: tuple[int, int], found: str | None) -> None:
+def check_refusals(
+    lab: Lab, config: Config, capability: tuple[int, int], found: str | None
+) -> None:
     """Assert that a configuration is admitted (found None), or refused naming `found`."""
     reasons = lab.subject.refusals(config, capability)
     if found is None:
@@ -36,17 +38,17 @@ def judge(lab: Lab, config: Config, capability: tuple[int, int], found: str | No
 def test_only_capability_9_0_is_admitted(lab: Lab) -> None:
     how = lab.case["how"]
     major, _, minor = how.partition(".")
-    judge(lab, GLM, (int(major), int(minor)), None if how == "9.0" else how)
+    check_refusals(lab, GLM, (int(major), int(minor)), None if how == "9.0" else how)
 
 
 @requirement("ADMIT-2", how=("bf16", "fp8", "e5m2", "fp16"))
 def test_only_bf16_and_e4m3_caches_are_admitted(lab: Lab) -> None:
     how = lab.case["how"]
     if how in ("bf16", "fp8"):
-        judge(lab, replace(GLM, fp8=how == "fp8"), HOPPER, None)
+        check_refusals(lab, replace(GLM, fp8=how == "fp8"), HOPPER, None)
         return
     name = {"e5m2": "float8_e5m2", "fp16": "float16"}[how]
-    judge(lab, replace(GLM, kv_dtype_name=name), HOPPER, name)
+    check_refusals(lab, replace(GLM, kv_dtype_name=name), HOPPER, name)
 
 
 DIMS: Mapping[str, tuple[dict[str, Any], str | None]] = {
@@ -68,4 +70,4 @@ DIMS: Mapping[str, tuple[dict[str, Any], str | None]] = {
 @requirement("ADMIT-3", how=tuple(DIMS))
 def test_dimensions_without_a_kernel_are_refused(lab: Lab) -> None:
     changes, found = DIMS[lab.case["how"]]
-    judge(lab, replace(GLM, **changes), HOPPER, found)
+    check_refusals(lab, replace(GLM, **changes), HOPPER, found)

@@ -13,7 +13,7 @@ LENGTHS = ("mixed", "edge", "full", "long")
 ALL = (*SMALL, "glm", "v32")
 
 
-def judge(lab: Lab) -> None:
+def check_step(lab: Lab) -> None:
     step = lab.step()
     bench = lab.bench(step)
     lab.judged_run(bench, step, bench.world.draw_step(step))
@@ -24,19 +24,19 @@ def judge(lab: Lab) -> None:
     "NUM-1", dtype=("bf16",), geo=ALL, lens=LENGTHS, loss=("draft", "none"), width=("small", "full")
 )
 def test_bf16_outputs_are_golden(lab: Lab) -> None:
-    judge(lab)
+    check_step(lab)
 
 
 @requirement(
     "NUM-2", dtype=("fp8",), geo=ALL, lens=LENGTHS, loss=("draft", "none"), width=("small", "full")
 )
 def test_per_tensor_fp8_outputs_are_golden(lab: Lab) -> None:
-    judge(lab)
+    check_step(lab)
 
 
 @requirement("NUM-4", kpe=(64,), dtype=("bf16", "fp8"), geo=ALL, lens=LENGTHS, heads=(16, 64, 128))
 def test_a_rope_part_takes_part(lab: Lab) -> None:
-    judge(lab)
+    check_step(lab)
 
 
 HEADS = (1, 2, 3, 5, 8, 12, 17, 24, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128)
@@ -44,7 +44,7 @@ HEADS = (1, 2, 3, 5, 8, 12, 17, 24, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128)
 
 @requirement("NUM-5", heads=HEADS, dtype=("bf16", "fp8"), kpe=(0, 64), geo=("flat", "odd"))
 def test_every_head_count_is_right(lab: Lab) -> None:
-    judge(lab)
+    check_step(lab)
 
 
 @requirement(
