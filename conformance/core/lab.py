@@ -96,7 +96,7 @@ class Lab:
             same = old.equal(new) if isinstance(old, Tensor) else old == new
             self.check(same, f"{item.name} after {by}", got="changed", expected="as before")
 
-    def equal(self, got: Any, expected: Any, what: str) -> None:
+    def expect(self, got: Any, expected: Any, what: str) -> None:
         """Assert that two values (numbers, lists) are equal."""
         __tracebackhide__ = True
         self.check(got == expected, what, got=got, expected=expected)

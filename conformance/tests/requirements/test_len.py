@@ -35,9 +35,9 @@ def test_a_row_sees_its_requests_tokens_up_to_its_own(lab: Lab) -> None:
     bench = lab.bench(step)
     bench.build(step)
     contexts = bench.observe().need("contexts").tolist()
-    lab.equal(contexts[: step.rows], step.contexts(), "contexts of the live rows")
+    lab.expect(contexts[: step.rows], step.contexts(), "contexts of the live rows")
     behind = contexts[step.rows :]
-    lab.equal(behind, [0] * len(behind), "contexts behind the live rows")
+    lab.expect(behind, [0] * len(behind), "contexts behind the live rows")
 
 
 @requirement("LEN-2", geo=(*SMALL, "glm"), lens=("edge", "long", "full"), loss=("draft", "none"))
@@ -45,7 +45,7 @@ def test_the_attended_range_ends_at_the_valid_count(lab: Lab) -> None:
     step = lab.step()
     bench = lab.bench(step)
     bench.build(step)
-    lab.equal(last_ends(bench, step.rows), bench.valid(step), "end of each row's attended range")
+    lab.expect(last_ends(bench, step.rows), bench.valid(step), "end of each row's attended range")
 
 
 @requirement(
@@ -58,12 +58,12 @@ def test_host_device_and_count_agree_or_a_flag_says_so(lab: Lab) -> None:
     valid = bench.valid(step)
     if lab.case["how"] == "agree":
         bench.build(step, host_knows=False)
-        lab.equal(planned_lengths(bench, step.rows), valid, "host lengths on the exact path")
+        lab.expect(planned_lengths(bench, step.rows), valid, "host lengths on the exact path")
         bench.run(step, inputs)
-        lab.equal(last_ends(bench, step.rows), valid, "device lengths")
+        lab.expect(last_ends(bench, step.rows), valid, "device lengths")
         seen = bench.observe()
-        lab.equal(seen.need("counts")[: step.rows].tolist(), valid, "counted entries")
-        lab.equal(seen.need("flags"), frozenset(), "flags")
+        lab.expect(seen.need("counts")[: step.rows].tolist(), valid, "counted entries")
+        lab.expect(seen.need("flags"), frozenset(), "flags")
         return
     topk, row = inputs.topk.clone(), _a_row_with_context(step)
     width = topk.shape[1]
@@ -73,7 +73,7 @@ def test_host_device_and_count_agree_or_a_flag_says_so(lab: Lab) -> None:
         )
         out = bench.run(step, inputs, topk=topk)
         flags = bench.observe().need("flags")
-        lab.equal(flags, frozenset({"count_below_formula"}), "flags")
+        lab.expect(flags, frozenset({"count_below_formula"}), "flags")
         # The broken row's output is unspecified; no other row may change.
         _judge_rows(lab, bench, step, inputs, out, row)
         return
@@ -82,7 +82,7 @@ def test_host_device_and_count_agree_or_a_flag_says_so(lab: Lab) -> None:
         topk[row, valid[row]] = 0  # looks valid, stands behind the valid entries
     out = bench.run(step, inputs, topk=topk)
     expected = frozenset({"count_above_formula"} if valid[row] < width else ())
-    lab.equal(bench.observe().need("flags"), expected, "flags")
+    lab.expect(bench.observe().need("flags"), expected, "flags")
     lab.golden(bench, out, bench.golden(step, inputs))
 
 
@@ -113,7 +113,7 @@ def test_a_planned_length_covers_every_context_up_to_the_bound(lab: Lab) -> None
     planned = planned_lengths(bench, step.rows)
     bounds = [min(context, largest) for context in step.contexts(step.bounds)]
     uncovered = [(p, b) for p, b in zip(planned, bounds, strict=True) if not b <= p <= largest]
-    lab.equal(uncovered, [], f"(planned, bound) pairs outside bound <= planned <= {largest}")
+    lab.expect(uncovered, [], f"(planned, bound) pairs outside bound <= planned <= {largest}")
     # The device may turn out to hold any length up to the bound; the worst one is looked for.
     worst = [
         max(
@@ -122,7 +122,9 @@ def test_a_planned_length_covers_every_context_up_to_the_bound(lab: Lab) -> None
         )
         for context in step.contexts(step.bounds)
     ]
-    lab.equal([max(w - p, 0) for w, p in zip(worst, planned, strict=True)], [0] * step.rows, "loss")
+    lab.expect(
+        [max(w - p, 0) for w, p in zip(worst, planned, strict=True)], [0] * step.rows, "loss"
+    )
     grown = replace(step, seq_lens=step.bounds or ())
     bench.build(grown)
-    lab.equal("valid_above_plan" in bench.observe().need("flags"), False, "flag at the bound")
+    lab.expect("valid_above_plan" in bench.observe().need("flags"), False, "flag at the bound")

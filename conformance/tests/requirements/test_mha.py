@@ -69,13 +69,13 @@ def test_prefills_go_to_dense_mha_iff_the_longest_fits(lab: Lab) -> None:
     bench = lab.bench(step)
     metadata = bench.build(step)
     routed = how in ("below", "at")
-    lab.equal(
+    lab.expect(
         metadata.prefill_to_mha, routed, f"route of prefills of {lengths} tokens, topk {topk}"
     )
     expected = decode_rows(step) if routed else step.rows
-    lab.equal(metadata.num_rows, expected, "rows the subject computes")
+    lab.expect(metadata.num_rows, expected, "rows the subject computes")
     works = {work.row for work in bench.schedule().works()}
-    lab.equal(works, set(range(expected)), "rows that have work items")
+    lab.expect(works, set(range(expected)), "rows that have work items")
 
 
 @requirement("MHA-2", geo=("wide",), dtype=("bf16", "fp8"))
@@ -95,12 +95,12 @@ def test_decode_rows_do_not_depend_on_where_prefills_go(lab: Lab) -> None:
     for step in (routed, kept, routed):
         inputs = bench.world.draw_step(step)
         out, named, to_mha = run_routed(bench, step)
-        lab.equal((named, to_mha), (rows, True) if step is routed else (step.rows, False), "route")
+        lab.expect((named, to_mha), (rows, True) if step is routed else (step.rows, False), "route")
         golden = bench.golden(step, inputs)
         mended = golden.out.clone()
         mended[:rows] = out[:rows].to(mended)
         lab.golden(bench, mended, golden, "decode rows")
-        lab.equal(bench.observe().need("flags"), frozenset(), "flags")
+        lab.expect(bench.observe().need("flags"), frozenset(), "flags")
 
 
 @requirement("MHA-3", how=("below-mqa", "at-mqa"), geo=("wide",), dtype=("bf16", "fp8"))
@@ -126,10 +126,10 @@ def test_exactly_the_rows_that_the_metadata_names_change(lab: Lab) -> None:
     step = mixed_step(draw, [topk - 2, topk - 40], padding=draw.randint(0, 6))
     bench = lab.bench(step)
     out, named, to_mha = run_routed(bench, step)
-    lab.equal(to_mha, lab.case["how"] == "routed", "route")
-    lab.equal(named, decode_rows(step) if to_mha else step.rows, "rows the metadata names")
+    lab.expect(to_mha, lab.case["how"] == "routed", "route")
+    lab.expect(named, decode_rows(step) if to_mha else step.rows, "rows the metadata names")
     written = (~out.isnan()).flatten(1)
     whole = written.all(1).nonzero().flatten().tolist()
     touched = written.any(1).nonzero().flatten().tolist()
-    lab.equal(whole, list(range(named)), "rows written in full")
-    lab.equal(touched, whole, "rows written at all")
+    lab.expect(whole, list(range(named)), "rows written in full")
+    lab.expect(touched, whole, "rows written at all")

@@ -31,14 +31,14 @@ def check_tiling(lab: Lab, bench: Bench, step: Step) -> None:
         if work.end > work.start:
             ranges.append((work.start, work.end))
     expected_keys = {(row, start) for row in range(step.rows) for start in range(0, heads, tile)}
-    lab.equal(set(found), expected_keys, "(row, query tile) pairs that have work items")
+    lab.expect(set(found), expected_keys, "(row, query tile) pairs that have work items")
     for row, valid in enumerate(bench.valid(step)):
         for start in range(0, heads, tile):
             edge = 0
             for first, last in sorted(found[row, start]):
-                lab.equal(first, edge, f"start of a work item of row {row}, query tile {start}")
+                lab.expect(first, edge, f"start of a work item of row {row}, query tile {start}")
                 edge = last
-            lab.equal(edge, valid, f"end of the work items of row {row}, query tile {start}")
+            lab.expect(edge, valid, f"end of the work items of row {row}, query tile {start}")
 
 
 @requirement(
@@ -101,8 +101,8 @@ def test_a_plan_is_reused_exactly_inside_its_window(lab: Lab) -> None:
         # The device holds less than any of these bounds: the step before must not matter.
         low = tuple(min(n, b) for n, b in zip(step.q_lens, step.bounds or (), strict=True))
         bench.build(replace(step, seq_lens=low))
-        lab.equal(planned_lengths(bench, step.rows), planned, f"planned lengths at step {number}")
-        lab.equal(bench.observe().need("plans"), plans, f"plans made by step {number}")
+        lab.expect(planned_lengths(bench, step.rows), planned, f"planned lengths at step {number}")
+        lab.expect(bench.observe().need("plans"), plans, f"plans made by step {number}")
 
 
 def _moved(bounds: tuple[int, ...], q_lens: tuple[int, ...], delta: int) -> tuple[int, ...]:
@@ -132,11 +132,11 @@ def test_offsets_are_packed_and_flat_behind_the_live_rows(lab: Lab) -> None:
     largest = bench.config.geometry.index_topk + bench.config.geometry.index_kpool - 1
     bounds = [min(context, largest) for context in step.contexts(step.bounds)]
     expected = [0, *accumulate(min(bound + PLAN_SLACK, largest) for bound in bounds)]
-    lab.equal(offsets[: step.rows + 1], expected, "offsets of the live rows")
+    lab.expect(offsets[: step.rows + 1], expected, "offsets of the live rows")
     behind = offsets[step.rows :]
-    lab.equal(behind, [expected[-1]] * len(behind), "offsets behind the live rows")
+    lab.expect(behind, [expected[-1]] * len(behind), "offsets behind the live rows")
     wrong = [w for w in bench.schedule().works() if w.kv_indptr != offsets[w.row]]
-    lab.equal(wrong, [], "work items whose indices do not start at their row's offset")
+    lab.expect(wrong, [], "work items whose indices do not start at their row's offset")
 
 
 @requirement("PLAN-10", how=("replay", "eager"), geo=("tiny", "pool"), heads=(16, 128))
@@ -159,16 +159,16 @@ def test_a_step_without_live_rows_leaves_an_empty_schedule(lab: Lab) -> None:
         lab.golden(bench, bench.output(live.rows), golden, "replay of the live step")
     metadata = bench.build(idle)
     schedule = bench.schedule()
-    lab.equal(schedule.num_works, 0, "work items of a step without rows")
+    lab.expect(schedule.num_works, 0, "work items of a step without rows")
     merges = {name: schedule.array(name).count_nonzero().item() for name in MERGE_FIELDS[:2]}
-    lab.equal(set(merges.values()), {0}, "merge ranges of a step without rows")
+    lab.expect(set(merges.values()), {0}, "merge ranges of a step without rows")
     bench.set_output(float("nan"))
     if graph is None:
         bench.forward(metadata, live.padded_rows)
     else:
         graph.replay()
     written = int((~bench.output().isnan()).sum())
-    lab.equal(written, 0, "elements written by a step without rows")
+    lab.expect(written, 0, "elements written by a step without rows")
     bench.build(live)
     if graph is not None:
         graph.replay()
@@ -196,10 +196,10 @@ def test_nothing_belongs_to_a_row_that_is_not_live(lab: Lab) -> None:
         out = bench.output(step.rows)
     lab.golden(bench, out, bench.golden(step, inputs))
     behind = int((~bench.output()[step.rows :].isnan()).sum())
-    lab.equal(behind, 0, "elements written behind the live rows")
+    lab.expect(behind, 0, "elements written behind the live rows")
     schedule, heads = bench.schedule(), bench.config.num_heads
     rows = {work.row for work in schedule.works()}
-    lab.equal(rows, set(range(step.rows)), "rows that have work items")
+    lab.expect(rows, set(range(step.rows)), "rows that have work items")
     ends = schedule.array("merge_packed_offset_end")
     lab.check(int(ends.max()) <= step.rows * heads, "merged rows", got=ends.max(), expected="live")
 
@@ -243,11 +243,11 @@ def test_the_plan_info_layout_is_flashinfers_and_no_other(lab: Lab) -> None:
         if spec is None or not spec.submodule_search_locations:
             pytest.skip("FlashInfer is not installed: no headers to compare with")
         folder = Path(spec.submodule_search_locations[0])
-        lab.equal(headers.plan_info_fields(folder), FIELDS, "MLAPlanInfo's fields in order")
+        lab.expect(headers.plan_info_fields(folder), FIELDS, "MLAPlanInfo's fields in order")
         bench = lab.bench(step)
         bench.build(step)
         schedule = bench.schedule()
-        lab.equal(set(schedule.array("q_len").tolist()), {1}, "query tokens of the work items")
+        lab.expect(set(schedule.array("q_len").tolist()), {1}, "query tokens of the work items")
         check_tiling(lab, bench, step)
         return
     refused = ""
@@ -277,4 +277,4 @@ def test_lengths_may_grow_again_under_one_plan(lab: Lab) -> None:
         inputs = bench.world.draw_step(step, label=str(number))
         lab.judged_run(bench, step, inputs)
         check_tiling(lab, bench, step)
-        lab.equal(bench.observe().need("plans"), plans, f"plans made by step {number}")
+        lab.expect(bench.observe().need("plans"), plans, f"plans made by step {number}")

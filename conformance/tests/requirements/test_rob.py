@@ -93,7 +93,7 @@ class Refusals:
         lab.check(refused, what, got=seen, expected="a ValueError that says what is wrong")
         lab.unchanged(before, bench.observe(), what)
         written = int((~bench.output().isnan()).sum())
-        lab.equal(written, 0, f"output elements written by {what}")
+        lab.expect(written, 0, f"output elements written by {what}")
         lab.judged_run(bench, self.step, self.inputs)
 
     def refuse_batch(self, edit: Edit, what: str) -> None:
