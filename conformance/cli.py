@@ -23,6 +23,7 @@ from conformance.report import show
 from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
 from conformance.subjects import DEFAULT, SUBJECTS
+from conformance.tiers import VERSIONS
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
@@ -62,6 +63,13 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 @click.option("--report", type=click.Path(path_type=Path), help="Default: conformance-report.")
 @click.option("-n", "--workers", help="Processes of the twin tier. Default: auto.")
 @click.option("--kernels", type=click.Choice(["auto", "torch", "interpret"]), help="Default: auto.")
+@click.option(
+    "--flashinfer",
+    type=click.Choice(["auto", *VERSIONS]),
+    default="auto",
+    show_default=True,
+    help="Version that the twin simulates; auto: each in turn.",
+)
 @click.option("-x", "--first-failure", is_flag=True, help="Stop at the first failure.")
 @click.option(
     "--watchdog", type=click.FloatRange(0), help="Seconds a case may take on any tier; 0: no limit."
@@ -83,6 +91,7 @@ def run_command(
     report: Path | None,
     workers: str | None,
     kernels: str | None,
+    flashinfer: str,
     first_failure: bool,
     watchdog: float | None,
     junit: Path | None,
@@ -106,6 +115,7 @@ def run_command(
         report=chosen.report,
         workers=chosen.workers,
         kernels=chosen.kernels,
+        flashinfer=flashinfer,
         first_failure=first_failure,
         limit_s=watchdog,
         limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},

@@ -1,10 +1,25 @@
 """The tiers: a twin of FlashInfer on the CPU, or the installed FlashInfer on a Hopper GPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 from conformance.core.subject import Tier
 from conformance.twin.access import AccessLog
+from conformance.twin.clock import Clock
+from conformance.twin.semantics import BY_VERSION
 from conformance.twin.surface import NativeModule
 
 NAMES = ("twin", "hopper")
+VERSIONS = tuple(BY_VERSION)
+"""FlashInfer versions that the twin simulates."""
+
+
+def simulated(number: int, wanted: str) -> str:
+    """Return the version that a twin case runs on: the wanted one, or for "auto" one in turn."""
+    if wanted != "auto":
+        return wanted
+    # A phase that moves: a fixed one would always meet the same values of other dimensions.
+    return VERSIONS[(number + number // len(VERSIONS)) % len(VERSIONS)]
 
 
 def tier(name: str, version: str = "0.7.2.post1", num_sms: int = 132) -> Tier:
@@ -12,6 +27,11 @@ def tier(name: str, version: str = "0.7.2.post1", num_sms: int = 132) -> Tier:
     if name == "hopper":
         return Tier("hopper", full_width=True)
     log = AccessLog()
-    return Tier(
-        "twin", full_width=False, native=lambda: NativeModule(version, num_sms, log), log=log
-    )
+
+    def native(enqueue: Callable[[Callable[[], None]], None] | None = None) -> Any:
+        return NativeModule(version, num_sms, log, enqueue)
+
+    def clock(seed: int | None, kernels: str) -> Any:
+        return Clock(seed, num_sms=num_sms, kernels=kernels)
+
+    return Tier("twin", full_width=False, native=native, log=log, simulates=version, clock=clock)

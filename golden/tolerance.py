@@ -15,7 +15,8 @@ makes that 2.6e-14: over 1e10 judged elements a correct engine fails with a chan
 
 The terms:
 
-1. the output's rounding: u_out |o|;
+1. the output's roundings: u_out |o|, where an engine may write FP16 first, and FP16's smallest
+   subnormal steps (floor);
 2. split rows: each piece's partial result is rounded, u_partial |sum p v| in the piece;
 3. the weights' rounding, which the normalising sum does not see: u_p |o| for what tokens have
    in common (equal logits round equally), and independent roundings of u_p p v;
@@ -58,6 +59,7 @@ _MMA_K = 16
 _FLOOR = 2.0**-133
 _SLACK = 1 + 2.0**-6
 _WORST = 5
+_FP16_UNIT, _FP16_FLOOR = 2.0**-11, 2.0**-25
 
 
 def _nearest(x: float, bits: int) -> float:
@@ -72,6 +74,7 @@ class Roundings:
 
     p_bits: of the softmax weights before they meet the values.
     out_bits: of the output. partial_bits: of a split row's partial results.
+    out_unit, out_floor: of another rounding of the output before that, relative and absolute.
     scale_error, kv_unit: centre and largest deviation of the relative errors of decoded cache
         elements, term 4 of the module's docstring; 0 where decoding is exact.
     """
@@ -79,6 +82,8 @@ class Roundings:
     p_bits: int = 8
     out_bits: int = 8
     partial_bits: int = 8
+    out_unit: float = 0.0
+    out_floor: float = 0.0
     scale_error: float = 0.0
     kv_unit: float = 0.0
 
@@ -92,7 +97,8 @@ class Roundings:
         """FlashInfer's on SM90 (0.7.2.post1, mla_hopper.cuh): a BF16 cache as it is; E4M3
         widened to BF16, exactly, and multiplied in BF16 by the scale, which comes as a float32
         and is rounded to BF16. An engine that scales exactly, or with one of these roundings
-        only, is within the same bound.
+        only, is within the same bound; so is one that applies the scale's power of two, within
+        2**-8 to 2**7, to the cache and the rest to an output that was rounded to FP16.
 
         Raises ValueError for another `fmt`.
         """
@@ -104,7 +110,12 @@ class Roundings:
         exact = Fraction(scale)
         errors = [Fraction(_nearest(m * rounded, 8)) / (m * exact) - 1 for m in range(8, 16)]
         low, high = min(errors), max(errors)
-        return cls(scale_error=float((high + low) / 2), kv_unit=float((high - low) / 2))
+        return cls(
+            out_unit=_FP16_UNIT,
+            out_floor=_FP16_FLOOR * scale / 2.0 ** min(max(math.frexp(scale)[1] - 1, -8), 7),
+            scale_error=float((high + low) / 2),
+            kv_unit=float((high - low) / 2),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ def bound(golden: Golden, roundings: Roundings) -> torch.Tensor:
     logit = (golden.head_dim / _MMA_K + 4) * _F32_STEP * golden.logit_reach[..., None]
 
     e, w = abs(roundings.scale_error), roundings.kv_unit
-    total = (u_out + e) * size + logit * spread + steps * _F32_STEP * value
+    total = (u_out + roundings.out_unit + e) * size + logit * spread + steps * _F32_STEP * value
     logit_noise = torch.zeros_like(total)
     if e or w:
         decode = golden.decode
@@ -159,7 +170,7 @@ def bound(golden: Golden, roundings: Roundings) -> torch.Tensor:
     few_pieces = common + partials + _K * variance.sqrt()
     many = common + _K * (variance + u_partial * u_partial / 3 * golden.partials_sq).sqrt()
     total += torch.minimum(torch.minimum(few_tokens, few_pieces), many)
-    total = (total + _FLOOR) * _SLACK
+    total = (total + roundings.out_floor + _FLOOR) * _SLACK
     return torch.where((golden.count > 0)[:, None, None], total, 0.0)
 
 

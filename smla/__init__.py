@@ -10,6 +10,7 @@ from smla.builder import SparseMLABuilder, SparseMLAMetadata, routes_prefill_to_
 from smla.config import SparseMLAConfig
 from smla.flags import Flag
 from smla.layout import BatchLayout
+from smla.memory import MemoryEstimate, memory_estimate
 from smla.plan_state import PlanState, PlanStats
 from smla.runtime import CpuRuntime, CudaRuntime, Runtime
 
@@ -20,6 +21,7 @@ __all__ = [
     "CpuRuntime",
     "CudaRuntime",
     "Flag",
+    "MemoryEstimate",
     "PlanState",
     "PlanStats",
     "Runtime",
@@ -28,5 +30,6 @@ __all__ = [
     "SparseMLAConfig",
     "SparseMLAMetadata",
     "errors",
+    "memory_estimate",
     "routes_prefill_to_mha",
 ]

@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from smla import errors
+from smla.admission import admit
 from smla.builder import SparseMLABuilder, SparseMLAMetadata
-from smla.config import SCALE_RANGE, SparseMLAConfig, is_scale
+from smla.config import SparseMLAConfig
 from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 from smla.engines.flashinfer.engine import FlashInferEngine
 from smla.engines.flashinfer.limits import refusals
 from smla.flags import Flag
 from smla.kernels.convert import convert
+from smla.kernels.rescale import rescale
 from smla.kv_cache import flatten
 from smla.runtime import CudaRuntime, Runtime
+from smla.scale import ONE, KVScale
 
 _VECTOR_ELEMENTS = 8
 """BF16 elements of one 16-byte load of FlashInfer's kernel."""
@@ -33,7 +36,8 @@ class SparseMLABackend:
     source: where FlashInfer's native module comes from; the installed one when None.
 
     Raises errors.UnsupportedError with every missed limit, errors.VersionError for a FlashInfer
-    that is absent or unknown, errors.PlanLayoutError for one that plans differently.
+    that is absent or outside of the known range, errors.PlanLayoutError for one that plans
+    differently, errors.AdmissionError for one that computes a tiny batch wrongly.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class SparseMLABackend:
         if reasons := self.reasons(config, self.runtime, source):
             raise errors.UnsupportedError(reasons)
         self.engine = FlashInferEngine(config, self.runtime, source)
+        admit(self, source.version)
         layout = self.engine.layout
         _log.info(
             "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache, grid "
@@ -76,6 +81,7 @@ class SparseMLABackend:
         metadata: SparseMLAMetadata,
         *,
         k_scale: float | None = None,
+        device_k_scale: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return attention outputs, BF16 [rows, num_heads, head_dim_ckv].
@@ -84,20 +90,26 @@ class SparseMLABackend:
         kv_cache [num_blocks, block_size, head_dim]: BF16, or uint8 holding E4M3.
         topk_indices [rows, topk_width]: int32 token positions of each row's request, then -1.
         k_scale: the per-tensor scale of an FP8 cache, for its compressed and its rope part
-            alike; a float baked into a captured graph. None for BF16.
+            alike, from 2**-40 to 2**40; applied exactly. A captured graph keeps it. None for BF16.
+        device_k_scale: float32 [1], the same scale on the device; where given, each run and each
+            replay sets Flag.SCALE_CHANGED if it holds another one by then.
 
         Exactly metadata.num_rows rows of `out` are written. Rows behind them (padding, prefills
         that went to dense MHA) keep what they held, undefined when `out` was not given.
 
-        May be captured, after a first forward outside that compiles the kernels. The graph covers
-        all rows of q_nope and follows every later build whose rows are no more than those and
-        whose block table is the same tensor, refilled: its address, shape and strides are in the
-        graph, like those of every tensor passed here. Nothing checks that at a replay.
+        May be captured. The graph covers all rows of q_nope and follows every later build: its
+        lengths, its rows up to those, and its block table, which must be the same tensor,
+        refilled (build refuses another one while captures are known). The other tensors passed
+        here are baked in with their addresses. A replay for a build of more rows than were
+        captured sets Flag.ROWS_BEYOND_FORWARD.
         """
         config, state, runtime = self.config, metadata.state, self.runtime
-        rows = self._check(q_nope, q_pe, topk_indices, metadata, out)
-        scale = self._scale(k_scale)
+        capturing = runtime.capturing()
+        scale = self._scale(k_scale, device_k_scale)
+        rows = self._check(q_nope, q_pe, topk_indices, metadata, out, capturing=capturing)
         cache = flatten(kv_cache, config, runtime.device)
+        if capturing:
+            state.captures.check(metadata.block_table)
         if out is None:
             out = runtime.empty(tuple(q_nope.shape), torch.bfloat16)
         if rows == 0:
@@ -110,6 +122,7 @@ class SparseMLABackend:
             metadata.block_table,
             state.slots,
             state.counts,
+            state.live,
             state.flags,
             rows=rows,
             num_blocks=cache.num_blocks,
@@ -117,19 +130,27 @@ class SparseMLABackend:
             block_stride_rows=cache.block_stride_rows,
             index_topk=config.index_topk,
             index_kpool=config.index_kpool,
+            scale=scale.value,
+            device_scale=device_k_scale,
         )
         state.pack(rows)
-        self.engine.run(
-            state.float_workspace,
-            state.int_workspace,
-            state.kv_indices,
-            q_nope,
-            q_pe,
-            cache,
-            out,
-            scale,
-        )
-        if config.debug and not runtime.capturing():
+        for schedule in state.active:
+            self.engine.run(
+                state.float_workspace,
+                schedule.workspace,
+                state.kv_indices,
+                q_nope,
+                q_pe,
+                cache,
+                out.view(self.engine.out_dtype),
+                sm_scale=config.sm_scale * scale.rest,
+                kv_scale=scale.power,
+            )
+        if self.engine.out_dtype != torch.bfloat16:
+            rescale(runtime, out[:rows], state.row_context, scale.rest)
+        if capturing:
+            state.captures.note(rows, metadata.block_table)
+        elif config.debug:
             self._raise_flags(metadata)
         return out
 
@@ -140,6 +161,8 @@ class SparseMLABackend:
         topk_indices: Tensor,
         metadata: SparseMLAMetadata,
         out: Tensor | None,
+        *,
+        capturing: bool,
     ) -> int:
         """Refuse what the kernels cannot read; return how many rows to convert and pack."""
         config = self.config
@@ -222,26 +245,41 @@ class SparseMLABackend:
                 allowed=f"{metadata.num_rows} planned to {config.max_tokens} (max_tokens)",
                 remedy="pass the queries of the batch that was built",
             )
-        return rows if self.runtime.capturing() else metadata.num_rows
-
-    def _scale(self, k_scale: float | None) -> float:
-        if self.config.kv_dtype == torch.bfloat16:
-            if k_scale is not None:
-                raise errors.ScaleError(
-                    "k_scale",
-                    found=k_scale,
-                    allowed="None for a BF16 cache",
-                    remedy="a BF16 cache holds the values themselves",
-                )
-            return 1.0
-        if k_scale is None or not is_scale(k_scale):
-            raise errors.ScaleError(
-                "k_scale",
-                found=repr(k_scale),
-                allowed=f"{SCALE_RANGE} for an FP8 cache",
-                remedy="pass the scale that the cache was written with",
+        if not capturing:
+            return metadata.num_rows
+        most = config.max_graph_tokens or self.engine.layout.most_rows
+        if rows > most:
+            raise errors.CapacityError(
+                "rows of a captured forward",
+                found=rows,
+                allowed=f"at most {most}: a graph runs one schedule, of "
+                f"{self.engine.layout.capacity} work items",
+                remedy="run larger batches eagerly, or raise max_graph_tokens if that is the limit",
             )
-        return float(k_scale)
+        return rows
+
+    def _scale(self, k_scale: float | None, device_k_scale: Tensor | None) -> KVScale:
+        if self.config.kv_dtype == torch.bfloat16:
+            for name, given in (("k_scale", k_scale), ("device_k_scale", device_k_scale)):
+                if given is not None:
+                    raise errors.ScaleError(
+                        name,
+                        found=type(given).__name__ if isinstance(given, Tensor) else given,
+                        allowed="None for a BF16 cache",
+                        remedy="a BF16 cache holds the values themselves",
+                    )
+            return ONE
+        if device_k_scale is not None:
+            wanted = (torch.float32, 1, self.runtime.device)
+            found = (device_k_scale.dtype, device_k_scale.numel(), device_k_scale.device)
+            if found != wanted:
+                raise errors.ScaleError(
+                    "device_k_scale",
+                    found="{} [{}] on {}".format(*found),
+                    allowed="{} [{}] on {}".format(*wanted),
+                    remedy="pass the scale that the cache write reads, or None",
+                )
+        return KVScale.of(k_scale)
 
     @staticmethod
     def _raise_flags(metadata: SparseMLAMetadata) -> None:

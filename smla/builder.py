@@ -5,13 +5,13 @@ vLLM knows these as FlashInferMLASparseSM90Builder and -Metadata.
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from smla import errors, lengths
 from smla.config import SparseMLAConfig
 from smla.engines.base import Engine
-from smla.layout import BatchLayout, check_lengths, check_starts, decode_threshold
+from smla.layout import BatchLayout, HostLengths, check_lengths, decode_threshold, query_lengths
 from smla.plan_state import PlanState
 from smla.runtime import Runtime
 
@@ -53,7 +53,10 @@ def routes_prefill_to_mha(config: SparseMLAConfig, largest_prefill_bound: int) -
 
 
 class SparseMLABuilder:
-    """Owns the plan state of one attention group and refreshes it every step."""
+    """Owns the plan state of one attention group and refreshes it every step.
+
+    Not thread-safe: build and the forwards of its metadata belong to one thread and one stream.
+    """
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, engine: Engine) -> None:
         self.config, self.runtime = config, runtime
@@ -63,30 +66,38 @@ class SparseMLABuilder:
     def build(self, batch: BatchLayout) -> SparseMLAMetadata:
         """Plan this step and return its metadata; outside of graph capture, once per step.
 
-        Raises one of smla.errors (see BatchLayout.check and PlanState.update) before anything
-        is written, and leaves the state of the step before usable.
+        Raises one of smla.errors (see BatchLayout.check, PlanState.update and Captures.check)
+        before anything is written, and leaves the state of the step before usable.
         """
         self.state.refuse_capture()
-        batch.check(self.config.max_tokens, self.runtime.device)
-        starts, seq_lens, exact = self._host_lengths(batch)
-        decodes, decode_rows = batch.split(self.decode_threshold)
-        prefills = seq_lens[decodes:][starts[decodes + 1 :] > starts[decodes:-1]]
-        largest = int(prefills.max()) if prefills.numel() else 0
-        to_mha = routes_prefill_to_mha(self.config, largest)
-        rows = decode_rows if to_mha else batch.num_tokens
+        host = batch.check(self.config.max_tokens, self.runtime.device)
+        if not batch.eager:
+            self.state.captures.check(batch.block_table)
+        exact = host.seq_lens is None
         if exact:
-            contexts = lengths.row_contexts(starts, seq_lens)
+            host = self._read_lengths(batch, host)
+        seq_lens = host.seq_lens
+        assert seq_lens is not None
+        decodes, decode_rows = host.split(self.decode_threshold)
+        largest = 0
+        if decodes < host.q_lens.size:
+            prefills = seq_lens[decodes:][host.q_lens[decodes:] > 0]
+            largest = int(prefills.max()) if prefills.size else 0
+        to_mha = routes_prefill_to_mha(self.config, largest)
+        rows = decode_rows if to_mha else host.num_tokens
+        if exact:
+            contexts = lengths.row_contexts(host.starts, seq_lens)
             wanted = lengths.valid_counts(contexts, self.config.index_topk, self.config.index_kpool)
         else:
             wanted = lengths.row_bounds(
-                starts,
+                host.starts,
                 seq_lens,
                 max_valid=self.config.max_valid,
                 num_decode_requests=decodes,
                 adaptive=batch.adaptive,
             )
         self.state.update(
-            wanted[:rows].to(torch.int32),
+            wanted[:rows].astype(np.int32),
             exact=exact,
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens,
@@ -95,27 +106,26 @@ class SparseMLABuilder:
             state=self.state,
             serial=self.state.serial,
             num_rows=rows,
-            num_tokens=batch.num_tokens,
-            num_padded_tokens=batch.padded_tokens,
+            num_tokens=host.num_tokens,
+            num_padded_tokens=host.padded_tokens,
             num_decodes=decodes,
             num_decode_tokens=decode_rows,
             prefill_to_mha=to_mha,
             block_table=batch.block_table,
         )
 
-    def _host_lengths(self, batch: BatchLayout) -> tuple[Tensor, Tensor, bool]:
-        """Return query_start_loc, lengths or their bounds, and whether these are exact."""
-        if batch.seq_lens_cpu_upper_bound is not None:
-            return batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound, False
-        starts = self.runtime.read(batch.query_start_loc)
-        exact = self.runtime.read(batch.seq_lens)
-        check_starts("query_start_loc", starts, total=batch.num_tokens)
-        if not batch.adaptive and not starts.equal(batch.query_start_loc_cpu):
+    def _read_lengths(self, batch: BatchLayout, host: HostLengths) -> HostLengths:
+        """Return the exact lengths, read from the device."""
+        starts = self.runtime.read(batch.query_start_loc).numpy()
+        exact = self.runtime.read(batch.seq_lens).numpy()
+        q_lens = query_lengths("query_start_loc", starts, total=host.num_tokens)
+        if not batch.adaptive and not np.array_equal(starts, host.starts):
             raise errors.QueryStartLocError(
                 "query_start_loc",
                 found="another split on the device than on the host",
                 allowed="the same, unless the batch is adaptive",
                 remedy="upload the host's, or say adaptive=True",
             )
-        check_lengths(starts, exact)
-        return starts, exact, True
+        check_lengths(q_lens, exact)
+        longest = int(q_lens.max()) if q_lens.size else 0
+        return HostLengths(starts, q_lens, exact, host.num_tokens, host.padded_tokens, longest)

@@ -6,20 +6,9 @@ import torch
 
 from smla import errors
 from smla.lengths import max_valid_count
+from smla.scale import SM_SCALES, is_sm_scale
 
 KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
-
-_SMALLEST, _LARGEST = torch.finfo(torch.bfloat16).tiny, torch.finfo(torch.bfloat16).max
-SCALE_RANGE = f"a float above 0, from {_SMALLEST:.3g} to {_LARGEST:.3g}"
-
-
-def is_scale(value: object) -> bool:
-    """Return whether a scale survives in the kernel, which takes it as float32 or BF16.
-
-    Any Python float does that neither overflows there, nor vanishes, nor is subnormal; a tensor
-    does not (reading one would wait for the device).
-    """
-    return isinstance(value, int | float) and _SMALLEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
@@ -34,6 +23,8 @@ class SparseMLAConfig:
     head_dim_ckv, head_dim_kpe: kv_lora_rank (512) and qk_rope_head_dim (0 or 64).
     kv_dtype: torch.bfloat16, or torch.float8_e4m3fn for caches stored as uint8.
     block_size: tokens in a cache block (a multiple of 64).
+    max_graph_tokens: the most rows, padding included, of a forward that will be captured; 0 where
+        not known yet: each capture is then checked by itself.
     plan_slack: tokens by which a planned length may exceed its row bound.
     force_mqa: never route prefill rows to dense MHA.
     debug: read the flag word after each forward and raise (waits for the device).
@@ -52,6 +43,7 @@ class SparseMLAConfig:
     head_dim_kpe: int = 0
     kv_dtype: torch.dtype = torch.bfloat16
     block_size: int = 64
+    max_graph_tokens: int = 0
     plan_slack: int = 32
     force_mqa: bool = False
     debug: bool = False
@@ -66,6 +58,7 @@ class SparseMLAConfig:
             ("head_dim_ckv", 1),
             ("head_dim_kpe", 0),
             ("block_size", 1),
+            ("max_graph_tokens", 0),
             ("plan_slack", 0),
         ):
             value = getattr(self, name)
@@ -80,11 +73,11 @@ class SparseMLAConfig:
                 allowed="torch.bfloat16 or torch.float8_e4m3fn (stored as uint8)",
                 remedy="name the cache's logical element type",
             )
-        if not is_scale(self.sm_scale):
+        if not is_sm_scale(self.sm_scale):
             raise errors.ScaleError(
                 "sm_scale",
                 found=self.sm_scale,
-                allowed=SCALE_RANGE,
+                allowed=SM_SCALES,
                 remedy="pass the model's softmax scale",
             )
         if self.topk_width < self.max_valid:
@@ -94,7 +87,6 @@ class SparseMLAConfig:
                 allowed=f">= index_topk + index_kpool - 1 = {self.max_valid}",
                 remedy="widen the top-k buffer, or lower index_topk or index_kpool",
             )
-
         if self.max_tokens * self.topk_width >= 2**31:
             raise errors.CapacityError(
                 "max_tokens * topk_width",

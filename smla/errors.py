@@ -59,12 +59,20 @@ class CaptureError(SmlaError):
     """Planning was asked for while a graph capture is on."""
 
 
+class GraphError(SmlaError):
+    """A step does not fit graphs that were captured before: their replay would read elsewhere."""
+
+
 class OrderError(SmlaError):
     """Calls came out of order: the metadata is not of the newest build of its plan state."""
 
 
 class VersionError(SmlaError):
     """FlashInfer is not installed, or is a version this backend was not proven on."""
+
+
+class AdmissionError(SmlaError):
+    """FlashInfer plans or computes wrongly here, told by a tiny batch at construction."""
 
 
 class KernelModeError(SmlaError):

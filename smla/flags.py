@@ -18,3 +18,11 @@ class Flag(enum.IntFlag):
     """Convert found more: entries behind the valid ones look like valid ones. What is attended to
     ends at the formula's count: harmless where the indexer leaves garbage behind its selection,
     a loss of tokens where index_topk or index_kpool are not the model's."""
+
+    ROWS_BEYOND_FORWARD = 8
+    """A forward covered fewer rows than the newest plan has: a graph captured for a smaller batch
+    was replayed. Rows behind it were computed from stale selections, into whatever memory follows
+    the captured tensors."""
+
+    SCALE_CHANGED = 16
+    """The cache's scale on the device is not the one a forward was given (or captured with)."""

@@ -5,13 +5,16 @@ vLLM knows this as CommonAttentionMetadata.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smla import errors
+from smla.lengths import Ints
 
 _DECODE_THRESHOLDS = ((32, 128), (64, 256))
 _LARGEST_DECODE_THRESHOLD = 1024
+_HOST = torch.device("cpu")
 
 
 def decode_threshold(num_heads: int) -> int:
@@ -40,6 +43,8 @@ class BatchLayout:
     num_padded_tokens: rows that the tensors of this step have, padding included (graphs); None
         for as many as are live.
     adaptive: the device redistributed the draft budget (adaptive verification).
+    eager: no captured graph is replayed for this step, so its block table may be another tensor
+        than the one that captured graphs read.
 
     Padding requests have no query tokens, length 0 and bound 0.
     """
@@ -51,6 +56,7 @@ class BatchLayout:
     seq_lens_cpu_upper_bound: Tensor | None = None
     num_padded_tokens: int | None = None
     adaptive: bool = False
+    eager: bool = False
 
     @property
     def num_requests(self) -> int:
@@ -67,24 +73,15 @@ class BatchLayout:
         """Rows of this step's tensors."""
         return self.num_tokens if self.num_padded_tokens is None else self.num_padded_tokens
 
-    def split(self, threshold: int) -> tuple[int, int]:
-        """Return how many leading requests are decodes, and how many rows those have.
+    def check(self, max_tokens: int, device: torch.device) -> "HostLengths":
+        """Return what the host knows of this batch's lengths.
 
-        The decodes are the longest prefix of requests with at most `threshold` query tokens.
+        Raises the error that fits, before anything is written, unless the batch is sound. Values
+        that live on the device are not looked at: that would wait for it.
         """
-        starts = self.query_start_loc_cpu
-        long = torch.nonzero(starts[1:] - starts[:-1] > threshold)
-        requests = int(long[0]) if long.numel() else self.num_requests
-        return requests, int(starts[requests])
-
-    def check(self, max_tokens: int, device: torch.device) -> None:
-        """Raise the error that fits, before anything is written, unless this batch is sound.
-
-        Values that live on the device are not looked at: that would wait for it.
-        """
-        _check_vector("query_start_loc_cpu", self.query_start_loc_cpu, None, torch.device("cpu"))
-        starts = self.query_start_loc_cpu
-        count = starts.numel() - 1
+        _check_vector("query_start_loc_cpu", self.query_start_loc_cpu, None, _HOST)
+        starts = self.query_start_loc_cpu.numpy()
+        count = starts.size - 1
         if count < 0:
             raise errors.ShapeError(
                 "query_start_loc_cpu",
@@ -92,64 +89,97 @@ class BatchLayout:
                 allowed="[requests + 1], 0 first",
                 remedy="pass at least the leading 0",
             )
-        check_starts("query_start_loc_cpu", starts, total=int(starts[-1]))
+        live = int(starts[-1])
+        q_lens = query_lengths("query_start_loc_cpu", starts, total=live)
         _check_vector("query_start_loc", self.query_start_loc, count + 1, device)
         _check_vector("seq_lens", self.seq_lens, count, device)
-        if self.block_table.dim() != 2 or self.block_table.shape[0] < count:
+        table = self.block_table
+        if table.dim() != 2 or table.shape[0] < count:
             raise errors.ShapeError(
                 "block_table",
-                found=tuple(self.block_table.shape),
+                found=tuple(table.shape),
                 allowed=f"[>= {count} requests, blocks]",
                 remedy="pass one row of block numbers per request",
             )
-        _check_kind("block_table", self.block_table, device)
-        if self.block_table.shape[1] and self.block_table.stride(1) != 1:
+        _check_kind("block_table", table, device)
+        if table.shape[1] and table.stride(1) != 1:
             raise errors.StrideError(
                 "block_table",
-                found=self.block_table.stride(),
+                found=table.stride(),
                 allowed="unit stride within a row",
                 remedy="pass a row-major table",
             )
-        if not self.num_tokens <= self.padded_tokens <= max_tokens:
+        padded = live if self.num_padded_tokens is None else self.num_padded_tokens
+        if not live <= padded <= max_tokens:
             raise errors.CapacityError(
                 "rows of the batch",
-                found=f"{self.num_tokens} live, {self.padded_tokens} padded",
+                found=f"{live} live, {padded} padded",
                 allowed=f"live <= padded <= max_tokens = {max_tokens}",
                 remedy="split the batch, or construct with a larger max_tokens",
             )
-        if self.seq_lens_cpu_upper_bound is not None:
-            _check_vector(
-                "seq_lens_cpu_upper_bound",
-                self.seq_lens_cpu_upper_bound,
-                count,
-                torch.device("cpu"),
-            )
-            check_lengths(starts, self.seq_lens_cpu_upper_bound)
+        longest = int(q_lens.max()) if count else 0
+        bounds = self.seq_lens_cpu_upper_bound
+        if bounds is None:
+            return HostLengths(starts, q_lens, None, live, padded, longest)
+        _check_vector("seq_lens_cpu_upper_bound", bounds, count, _HOST)
+        known = bounds.numpy()
+        check_lengths(q_lens, known)
+        return HostLengths(starts, q_lens, known, live, padded, longest)
 
 
-def check_starts(name: str, starts: Tensor, *, total: int) -> None:
-    """Raise errors.QueryStartLocError unless `starts` is a running sum from 0 to `total`."""
-    ends_right = int(starts[0]) == 0 and int(starts[-1]) == total
-    if not ends_right or bool((starts[1:] < starts[:-1]).any()):
-        count = starts.numel()
+@dataclass(frozen=True, slots=True)
+class HostLengths:
+    """What the host knows of a batch, checked.
+
+    starts [requests + 1], q_lens [requests]: int32. seq_lens: int32 [requests], upper bounds of
+    the lengths, or None. num_tokens: live rows; padded_tokens: rows of the step's tensors.
+    longest: the most query tokens of a request.
+    """
+
+    starts: Ints
+    q_lens: Ints
+    seq_lens: Ints | None
+    num_tokens: int
+    padded_tokens: int
+    longest: int
+
+    def split(self, threshold: int) -> tuple[int, int]:
+        """Return how many leading requests are decodes, and how many rows those have.
+
+        The decodes are the longest prefix of requests with at most `threshold` query tokens.
+        """
+        if self.longest <= threshold:
+            return self.q_lens.size, self.num_tokens
+        requests = int((self.q_lens > threshold).argmax())
+        return requests, int(self.starts[requests])
+
+
+def query_lengths(name: str, starts: Ints, *, total: int) -> Ints:
+    """Return each request's query tokens.
+
+    Raises errors.QueryStartLocError unless `starts` is a running sum from 0 to `total`.
+    """
+    q_lens = starts[1:] - starts[:-1]
+    if starts[0] != 0 or starts[-1] != total or (q_lens.size and q_lens.min() < 0):
+        count = starts.size
         raise errors.QueryStartLocError(
             name,
             found=starts.tolist() if count <= 17 else f"{count} values, {int(starts[-1])} last",
             allowed=f"a running sum: 0 first, never falling, {total} rows last",
             remedy="build it as the cumulative sum of query lengths",
         )
+    return q_lens
 
 
-def check_lengths(query_start_loc: Tensor, lengths: Tensor) -> None:
+def check_lengths(q_lens: Ints, lengths: Ints) -> None:
     """Raise errors.SequenceLengthError where a length is below its query count or negative."""
-    short = torch.nonzero(lengths < query_start_loc[1:] - query_start_loc[:-1])
-    if short.numel():
-        request = int(short[0])
-        queries = int(query_start_loc[request + 1] - query_start_loc[request])
+    short = lengths < q_lens
+    if short.any():
+        request = int(np.argmax(short))
         raise errors.SequenceLengthError(
             f"length of request {request}",
             found=int(lengths[request]),
-            allowed=f"at least its {queries} query tokens of this step",
+            allowed=f"at least its {int(q_lens[request])} query tokens of this step",
             remedy="count this step's tokens in seq_lens (and in its upper bound)",
         )
 

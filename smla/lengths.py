@@ -1,12 +1,16 @@
 """Row lengths on the host: contexts, valid counts and row bounds, as pure functions.
 
-A *row* is one query token. All functions take and give CPU integer tensors, touch no device and
+A *row* is one query token. All functions take and give numpy integer arrays, touch no device and
 have no state. The device derives the same numbers on its own (`smla.kernels`), and the convert
 kernel counts them a third time; the three must agree.
 """
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer[Any]]
 
 
 def max_valid_count(index_topk: int, index_kpool: int) -> int:
@@ -14,43 +18,45 @@ def max_valid_count(index_topk: int, index_kpool: int) -> int:
     return index_topk + index_kpool - 1
 
 
-def valid_counts(contexts: Tensor, index_topk: int, index_kpool: int) -> Tensor:
+def valid_counts(contexts: Ints, index_topk: int, index_kpool: int) -> Ints:
     """Return how many entries the indexer selects for each context, same shape and dtype.
 
     Up to `index_topk` everything is selected; beyond, the top `index_topk` tokens (whole pools)
     and the trailing incomplete pool, which is always kept. Not monotone in the context: with
     topk 2048 and kpool 4, context 2051 has 2051 and context 2052 has 2048.
     """
-    return torch.where(contexts <= index_topk, contexts, index_topk + contexts % index_kpool)
+    return np.where(contexts <= index_topk, contexts, index_topk + contexts % index_kpool)
 
 
-def row_requests(query_start_loc: Tensor) -> Tensor:
+def row_requests(query_start_loc: Ints) -> Ints:
     """Return the request of each row, int64 [rows], from `query_start_loc` [requests + 1]."""
-    starts = query_start_loc.to(torch.int64)
-    return torch.repeat_interleave(starts[1:] - starts[:-1])
+    q_lens = query_start_loc[1:] - query_start_loc[:-1]
+    return np.repeat(np.arange(q_lens.size), q_lens)
 
 
-def row_contexts(query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
+def row_contexts(query_start_loc: Ints, seq_lens: Ints) -> Ints:
     """Return each row's context, int64 [rows].
 
     The j-th of q_len query tokens of a request sees seq_len - q_len + j + 1 tokens; with the
     row number r = query_start_loc[request] + j that is seq_len - query_start_loc[request + 1]
     + r + 1.
     """
-    ends = query_start_loc[1:].to(torch.int64)
-    first = seq_lens.to(torch.int64) - ends + 1
-    requests = row_requests(query_start_loc)
-    return first[requests] + torch.arange(requests.numel())
+    if query_start_loc[-1] == seq_lens.size and (query_start_loc[1:] > query_start_loc[:-1]).all():
+        return seq_lens.astype(np.int64)  # one query token per request, as in most steps
+    ends = query_start_loc[1:].astype(np.int64)
+    contexts = np.repeat(seq_lens - ends + 1, ends - query_start_loc[:-1])
+    contexts += np.arange(contexts.size)
+    return contexts
 
 
 def row_bounds(
-    query_start_loc: Tensor,
-    upper_bounds: Tensor,
+    query_start_loc: Ints,
+    upper_bounds: Ints,
     *,
     max_valid: int,
     num_decode_requests: int = 0,
     adaptive: bool = False,
-) -> Tensor:
+) -> Ints:
     """Return an upper bound of each row's valid count, int64 [rows].
 
     `upper_bounds` [requests] is at least each request's length: exact for prefills, optimistic
@@ -66,4 +72,4 @@ def row_bounds(
     if adaptive and num_decode_requests > 0:
         shared_rows = int(query_start_loc[num_decode_requests])
         contexts[:shared_rows] = upper_bounds[:num_decode_requests].max()
-    return contexts.clamp_(max=max_valid)
+    return np.minimum(contexts, max_valid)

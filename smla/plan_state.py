@@ -1,24 +1,30 @@
-"""The plan state: device buffers with fixed addresses and the schedule that stands in them.
+"""The plan state: device buffers with fixed addresses and the schedules that stand in them.
 
 One per attention group, shared by its layers (vLLM: _SM90State). FlashInfer bakes each row's KV
 length into a schedule built on the host; `update` plans from row bounds, with slack, reuses a plan
 while it covers them, and clamps it to the device's exact lengths, so a step never waits for the
-device. Not thread-safe; all work belongs on one stream.
+device.
+
+Not thread-safe: all calls come from one thread at a time and all work goes to one stream.
 """
 
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smla import errors
+from smla.captures import Captures
 from smla.config import SparseMLAConfig
+from smla.device_schedule import DeviceSchedule
 from smla.engines.base import Engine
 from smla.flags import Flag
-from smla.kernels.clamp import clamp
 from smla.kernels.pack import pack
 from smla.kernels.row_map import row_map
+from smla.lengths import Ints
+from smla.memory import MemoryEstimate, memory_estimate
 from smla.runtime import Runtime
 
 _NO_PLAN = -1
@@ -27,10 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class PlanStats:
-    """How often the state planned anew, reused a plan, and clamped."""
+    """How often the state planned anew, reused a plan, and clamped; all since construction.
+
+    chunks: schedules planned; more than plans where a step had too many work items for one.
+    """
 
     plans: int = 0
     reuses: int = 0
+    chunks: int = 0
     clamps: int = 0
 
 
@@ -40,8 +50,11 @@ class PlanState:
     row_request, row_context: int32 [max_tokens], each row's request and context.
     slots [max_tokens, topk_width], counts [max_tokens]: what convert found (int32).
     kv_indices [max_tokens * topk_width], kv_indptr [max_tokens + 1]: packed CSR (int32).
-    int_workspace, float_workspace: the schedule and the split partials (uint8).
-    flags: int32 [1], bits of `smla.flags.Flag`, set by kernels and never cleared by them.
+    schedules: as many as max_tokens rows can need; captured graphs run the first alone.
+    float_workspace: split partials (uint8), used by one schedule after the other.
+    live: int32 [1], rows of the newest plan. flags: int32 [1], bits of `smla.flags.Flag`, set by
+    kernels and never cleared by them.
+    captures: what captured forwards have baked in.
     serial: number of updates so far; metadata of an older one is refused.
     """
 
@@ -49,79 +62,114 @@ class PlanState:
         self.config, self.runtime, self.engine = config, runtime, engine
         self.layout = engine.layout
         self.stats = PlanStats()
+        self.captures = Captures()
         self.serial = 0
         rows, width = config.max_tokens, config.topk_width
         int32 = torch.int32
-        self.int_workspace = runtime.zeros((self.layout.staged_bytes,), torch.uint8)
+        # One copy brings the first schedule and kv_indptr.
+        first = DeviceSchedule(config, runtime, engine, extra=rows + 1)
+        others = range(1, self.layout.most_schedules(rows))
+        self.schedules = [first, *(DeviceSchedule(config, runtime, engine) for _ in others)]
         self.float_workspace = runtime.empty((self.layout.float_bytes,), torch.uint8)
         self.kv_indices = runtime.zeros((rows * width,), int32)
-        self.kv_indptr = runtime.zeros((rows + 1,), int32)
+        self.kv_indptr = first.rest
         self.slots = runtime.zeros((rows, width), int32)
         self.counts = runtime.zeros((rows,), int32)
         self.row_request = runtime.zeros((rows,), int32)
         self.row_context = runtime.zeros((rows,), int32)
+        self.live = runtime.zeros((1,), int32)
         self.flags = runtime.zeros((1,), int32)
-        self._schedule = self.int_workspace.view(int32)
-        # kv_len and kv_end as planned; kept apart because each clamp overwrites them in place.
-        self._planned = runtime.zeros((2, self.layout.capacity), int32)
-        self._planned_lengths = torch.empty(0, dtype=int32)
+        self._planned: Ints = np.empty(0, np.int32)
         self._planned_rows = _NO_PLAN
+        self._active = self.schedules[:1]
         # More slack than the cap leaves is none, and would overflow.
         self._slack = min(config.plan_slack, config.max_valid)
         self._prove_layout()
 
+    @staticmethod
+    def memory_estimate(config: SparseMLAConfig, num_sms: int = 132) -> MemoryEstimate:
+        """Return what a plan state will take; num_sms: of the GPU (132 on H100 SXM and H200)."""
+        return memory_estimate(config, num_sms)
+
     def _prove_layout(self) -> None:
         """Plan one row once, so that an unknown plan-info layout is refused at construction."""
-        staging = self.runtime.staging((self.layout.staged_bytes,), torch.uint8)
-        one_row = torch.ones(1, dtype=torch.int32)
-        self.engine.plan(self.float_workspace, self.int_workspace, staging, one_row)
+        first = self.schedules[0]
+        block, kv_indptr = first.staging(2)
+        kv_indptr.numpy()[:] = (0, 1)
+        lengths = torch.ones(1, dtype=torch.int32)
+        first.plan(self.float_workspace, block, 0, lengths, kv_indptr)
+        kv_indptr.numpy()[:] = 0
+        first.empty(block)
 
     @property
-    def planned_lengths(self) -> Tensor:
-        """Planned KV length of each row of the current plan, int32 [rows] on the host."""
-        return self._planned_lengths
+    def int_workspace(self) -> Tensor:
+        """The first schedule's workspace, uint8; the one that captured graphs run."""
+        return self.schedules[0].workspace
+
+    @property
+    def planned_lengths(self) -> Ints:
+        """Planned KV length of each row of the current plan, int32 [rows]."""
+        return self._planned
+
+    @property
+    def active(self) -> list[DeviceSchedule]:
+        """The schedules of the current plan, to be run one after the other."""
+        return self._active
+
+    def addresses(self) -> dict[str, int]:
+        """Return the device address of every buffer that a captured graph may read or write."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        for number, schedule in enumerate(self.schedules):
+            named[f"schedule {number}"] = schedule.workspace
+        return {name: tensor.data_ptr() for name, tensor in named.items()}
 
     def update(
-        self, lengths: Tensor, *, exact: bool, query_start_loc: Tensor, seq_lens: Tensor
+        self, lengths: Ints, *, exact: bool, query_start_loc: Tensor, seq_lens: Tensor
     ) -> None:
-        """Make the schedule cover rows of these lengths, int32 [rows] on the host.
+        """Make the schedules cover rows of these lengths, int32 [rows], known to the host.
 
         exact: the lengths are the valid counts themselves: planned as they are, nothing left to
         clamp, and never reused. Otherwise they are row bounds, and the clamp takes what each row
         really sees from the device's query_start_loc and seq_lens (int32).
 
-        Raises errors.CaptureError during graph capture, errors.CapacityError when the planner
-        would make more work items than FlashInfer has room for, errors.PlanLayoutError for an
-        unknown plan-info; nothing is written then.
+        Never waits for the device. Raises errors.CaptureError during graph capture and
+        errors.CapacityError for more rows than max_tokens, nothing being written then; and
+        errors.PlanLayoutError for an unknown plan-info, with the plan before still in force unless
+        FlashInfer had written over it, which its metadata then tells.
         """
         self.refuse_capture()
-        if exact:
-            planned = lengths
-        elif self._covers(lengths):
-            planned = None
-        else:
-            planned = (lengths + self._slack).clamp_(max=self.config.max_valid)
-        if planned is not None:
-            self._check_capacity(planned)
-        if planned is None:
+        rows = lengths.size
+        if rows > self.config.max_tokens:
+            raise errors.CapacityError(
+                "rows of the plan",
+                found=rows,
+                allowed=f"at most max_tokens = {self.config.max_tokens}",
+                remedy="split the batch, or construct with a larger max_tokens",
+            )
+        reused = not exact and self._covers(lengths)
+        if reused:
             self.serial += 1
             self.stats.reuses += 1
         else:
-            self._replan(planned)
+            self._replan(lengths if exact else self._with_slack(lengths))
         row_map(
             self.runtime,
             query_start_loc,
             seq_lens,
             self.row_request,
             self.row_context,
-            live_rows=lengths.numel(),
+            self.kv_indptr,
+            self.live,
+            live_rows=rows,
         )
         if exact:
             self._planned_rows = _NO_PLAN
-        elif lengths.numel():
-            self._clamp()
+        elif rows:
+            for schedule in self._active:
+                schedule.clamp(self.row_context, self.flags)
+            self.stats.clamps += 1
         if _log.isEnabledFor(logging.DEBUG):
-            self._log_decision(planned, exact=exact)
+            self._log_decision(reused=reused, exact=exact)
 
     def refuse_capture(self) -> None:
         """Raise errors.CaptureError during a graph capture."""
@@ -134,83 +182,60 @@ class PlanState:
                 "buffers that each later build() refreshes",
             )
 
-    def _log_decision(self, planned: Tensor | None, *, exact: bool) -> None:
-        if planned is None:
-            rows, longest = self._planned_rows, self._planned_lengths
-            what = "plan reused"
-        else:
-            rows, longest = planned.numel(), planned
-            what = "planned exact lengths" if exact else "planned bounds and slack"
+    def _log_decision(self, *, reused: bool, exact: bool) -> None:
+        what = "planned exact lengths" if exact else "planned bounds and slack"
+        rows = self._planned.size
         _log.debug(
             "step %d: %s, %d rows, longest %d, %d plans and %d reuses so far",
-            self.serial, what, rows, int(longest.max()) if rows else 0,
-            self.stats.plans, self.stats.reuses,
+            self.serial, "plan reused" if reused else what, rows,
+            int(self._planned.max()) if rows else 0, self.stats.plans, self.stats.reuses,
         )  # fmt: skip
 
-    def _covers(self, bounds: Tensor) -> bool:
-        if bounds.numel() != self._planned_rows:
+    def _covers(self, bounds: Ints) -> bool:
+        if bounds.size != self._planned_rows:
             return False
-        planned = self._planned_lengths
-        fits = (planned >= bounds) & (planned <= bounds + self._slack)
-        return bool(fits.all())
+        if not bounds.size:
+            return True
+        excess = self._planned - bounds
+        return bool(excess.min() >= 0 and excess.max() <= self._slack)
 
-    def _check_capacity(self, planned: Tensor) -> None:
-        if planned.numel() > self.config.max_tokens:
-            raise errors.CapacityError(
-                "rows of the plan",
-                found=planned.numel(),
-                allowed=f"at most max_tokens = {self.config.max_tokens}",
-                remedy="split the batch, or construct with a larger max_tokens",
-            )
-        works = self.layout.count_works(planned)
-        if works > self.layout.capacity:
-            raise errors.CapacityError(
-                "work items of the plan",
-                found=f"{works} ({planned.numel()} rows, {self.config.num_heads} heads)",
-                allowed=f"at most {self.layout.capacity}",
-                remedy="split the batch; FlashInfer's planner would write past its arrays",
-            )
+    def _with_slack(self, bounds: Ints) -> Ints:
+        planned: Ints = np.minimum(bounds + np.int32(self._slack), np.int32(self.config.max_valid))
+        return planned
 
-    def _replan(self, planned: Tensor) -> None:
-        rows, layout, runtime = planned.numel(), self.layout, self.runtime
-        indptr = runtime.staging((self.config.max_tokens + 1,), torch.int32)
-        indptr[0] = 0
-        torch.cumsum(planned, 0, dtype=torch.int32, out=indptr[1 : rows + 1])
-        indptr[rows + 1 :] = indptr[rows].clone()
-        if rows:
-            staging = runtime.staging((layout.staged_bytes,), torch.uint8)
-            self.engine.plan(self.float_workspace, self.int_workspace, staging, planned)
+    def _replan(self, planned: Ints) -> None:
+        rows = planned.size
+        chunks = self.layout.chunks(planned) if rows else []
+        active = self.schedules[: max(len(chunks), 1)]
+        block, indptr = active[0].staging(rows + 1)
+        blocks = [block, *(schedule.staging()[0] for schedule in active[1:])]
+        offsets = indptr.numpy()
+        offsets[0] = 0
+        np.cumsum(planned, out=offsets[1:])
+        lengths = torch.from_numpy(planned)
+        for schedule, block, part in zip(active, blocks, chunks, strict=False):
+            mine, starts = lengths[part.start : part.stop], indptr[part.start : part.stop + 1]
+            try:
+                schedule.plan(self.float_workspace, block, part.start, mine, starts)
+            except Exception:
+                if self.engine.plan_copies:
+                    self._forget_plan()
+                raise
         # From here on the device changes: what was planned before holds no longer, whatever
         # becomes of the rest.
+        self._forget_plan()
+        self._active = active
+        for schedule, block, part in zip(active, blocks, chunks, strict=False):
+            schedule.upload(block, len(part))
+        if not rows:
+            active[0].empty(blocks[0])
+        self._planned, self._planned_rows = planned, rows
+        self.stats.plans += 1
+        self.stats.chunks += len(chunks)
+
+    def _forget_plan(self) -> None:
         self.serial += 1
         self._planned_rows = _NO_PLAN
-        if rows:
-            runtime.upload(self.int_workspace, staging)
-            for kept, name in zip(self._planned, ("kv_len", "kv_end"), strict=True):
-                start = layout.at(name)
-                runtime.copy(kept, self._schedule[start : start + layout.capacity])
-        else:
-            # The native planner divides by the number of rows. Zeroed arrays are an empty
-            # schedule: no work for any cluster, nothing to merge, the grid as ever.
-            runtime.zero(self.int_workspace)
-        runtime.upload(self.kv_indptr, indptr)
-        self._planned_lengths, self._planned_rows = planned, rows
-        self.stats.plans += 1
-
-    def _clamp(self) -> None:
-        planned_kv_len, planned_kv_end = self._planned
-        clamp(
-            self.runtime,
-            self._schedule,
-            planned_kv_end,
-            planned_kv_len,
-            self.row_context,
-            self.flags,
-            layout=self.layout,
-            index_topk=self.config.index_topk,
-            index_kpool=self.config.index_kpool,
-        )
-        self.stats.clamps += 1
 
     def pack(self, rows: int) -> None:
         """Queue packing of the first `rows` rows of `slots` into `kv_indices` (capturable)."""
@@ -222,4 +247,4 @@ class PlanState:
 
     def clear_flags(self) -> None:
         """Queue clearing of the flag word."""
-        self.runtime.zero(self.flags)
+        self.runtime.fill(self.flags, 0)

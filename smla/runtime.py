@@ -17,6 +17,8 @@ from smla import errors
 if TYPE_CHECKING:
     from smla.kernels import Kernel
 
+_SINK_BYTES = 16
+
 
 class Graph(Protocol):
     """A recorded piece of device work."""
@@ -44,11 +46,11 @@ class Runtime(Protocol):
     def upload(self, dst: Tensor, src: Tensor) -> None:
         """Queue a copy from a `staging` block to the device; never waits."""
 
-    def copy(self, dst: Tensor, src: Tensor) -> None:
-        """Queue a copy within the device."""
+    def retain(self, block: Tensor) -> None:
+        """Say that device work which others have queued reads a `staging` block."""
 
-    def zero(self, dst: Tensor) -> None:
-        """Queue zeroing of device memory."""
+    def fill(self, dst: Tensor, value: int) -> None:
+        """Queue filling of device memory with one value."""
 
     def launch(
         self, kernel: "Kernel", grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, int]
@@ -102,6 +104,8 @@ class CudaRuntime:
             )
         self.capability = torch.cuda.get_device_capability(self.device)
         self.num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._sink = self.empty((_SINK_BYTES,), torch.uint8)
+        self._compiled: dict[tuple[object, ...], Any] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -124,17 +128,27 @@ class CudaRuntime:
             )
         dst.copy_(src, non_blocking=True)
 
-    def copy(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src)
+    def retain(self, block: Tensor) -> None:
+        # The host allocator knows of copies that torch makes and of no others. One of a few bytes,
+        # queued behind the others' work on the same stream, makes it wait for them all.
+        self._sink.copy_(block.view(-1).view(torch.uint8)[: self._sink.numel()], non_blocking=True)
 
-    def zero(self, dst: Tensor) -> None:
-        dst.zero_()
+    def fill(self, dst: Tensor, value: int) -> None:
+        dst.fill_(value)
 
     def launch(
         self, kernel: "Kernel", grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, int]
     ) -> None:
-        if 0 not in grid:
-            kernel.triton[grid](*args, **meta, num_warps=kernel.num_warps)
+        if 0 in grid:
+            return
+        # Triton's own launch derives the variant to run from the arguments anew each time. These
+        # kernels have one variant per set of meta-parameters (see `smla.kernels`), kept here.
+        key = (kernel.name, *meta.values())
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = kernel.triton[grid](*args, **meta, num_warps=kernel.num_warps)
+        else:
+            compiled[(*grid, 1, 1)[:3]](*args, *meta.values())
 
     def native_plan(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
@@ -219,11 +233,11 @@ class CpuRuntime:
     def upload(self, dst: Tensor, src: Tensor) -> None:
         self._queue(lambda: _assign(dst, src))
 
-    def copy(self, dst: Tensor, src: Tensor) -> None:
-        self._queue(lambda: _assign(dst, src))
+    def retain(self, block: Tensor) -> None:
+        return
 
-    def zero(self, dst: Tensor) -> None:
-        self._queue(lambda: _clear(dst))
+    def fill(self, dst: Tensor, value: int) -> None:
+        self._queue(lambda: _set(dst, value))
 
     def launch(
         self, kernel: "Kernel", grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, int]
@@ -266,5 +280,5 @@ def _assign(dst: Tensor, src: Tensor) -> None:
     dst.copy_(src)
 
 
-def _clear(dst: Tensor) -> None:
-    dst.zero_()
+def _set(dst: Tensor, value: int) -> None:
+    dst.fill_(value)

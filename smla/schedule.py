@@ -1,6 +1,6 @@
 """FlashInfer's MLA schedule, typed: plan-info, the arrays of the int workspace, and their rules.
 
-Facts from FlashInfer 0.7.2.post1, include/flashinfer/attention/scheduler.cuh (MLAPlanInfo and
+Facts from FlashInfer 0.6.18 to 0.7.4, include/flashinfer/attention/scheduler.cuh (MLAPlanInfo and
 MLAPlan); `tests` and the conformance suite hold them against the installed headers.
 """
 
@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smla import errors
+from smla.lengths import Ints
 
 WORK_CAPACITY = 16384
 """Work items that each per-work array has room for; FlashInfer's C++ never checks it."""
@@ -82,7 +84,7 @@ class ScheduleLayout:
         result["end"] = end
         return result
 
-    @property
+    @cached_property
     def staged_bytes(self) -> int:
         """Bytes of the int workspace that a plan owns."""
         return self.offsets["end"]
@@ -106,17 +108,20 @@ class ScheduleLayout:
         """Index of the number of works (the last used entry of work_indptr) seen as int32."""
         return self.at("work_indptr") + self.num_clusters
 
-    @property
+    @cached_property
     def plan_info(self) -> list[int]:
         """The plan-info that FlashInfer must return for this layout."""
         partial_o = self.partial_rows * 2 * self.head_dim_ckv
         arrays = [self.offsets[name] for name in _ARRAYS]
         return [self.cluster_size, self.num_clusters, *arrays, 0, partial_o]
 
-    def check(self, info: Sequence[int], staged_bytes: int) -> list[int]:
-        """Return `info` as ints; raise errors.PlanLayoutError unless it is exactly this layout."""
-        got, want = [int(value) for value in info], self.plan_info
-        if got == want and staged_bytes == self.staged_bytes:
+    def check(self, info: Sequence[int], staged_bytes: int | None) -> list[int]:
+        """Return `info` as ints; raise errors.PlanLayoutError unless it is exactly this layout.
+
+        staged_bytes: None where FlashInfer does not tell.
+        """
+        got, want = list(info), self.plan_info
+        if got == want and staged_bytes in (None, self.staged_bytes):
             return got
         if len(got) != len(want):
             found = f"{len(got)} fields"
@@ -132,9 +137,9 @@ class ScheduleLayout:
             remedy="use a FlashInfer version this backend knows; nothing was launched",
         )
 
-    def split_limit(self, lengths: Tensor) -> int:
+    def split_limit(self, lengths: Ints) -> int:
         """Return the KV length above which the planner splits a row, for these row lengths."""
-        total = int(lengths.sum()) * self.tiles_per_row
+        total = int(lengths.sum(dtype=np.int64)) * self.tiles_per_row
         share = max(-(-total // self.num_clusters), 1)
         for most, limit in ((8, 32), (16, 64), (32, 128), (64, 192)):
             if share <= most:
@@ -146,13 +151,38 @@ class ScheduleLayout:
         """Query tiles of one row."""
         return -(-self.num_heads // (Q_TILE * self.cluster_size))
 
-    def count_works(self, lengths: Tensor) -> int:
+    def count_works(self, lengths: Ints) -> int:
         """Return exactly how many work items the planner makes of these row lengths."""
-        if lengths.numel() == 0:
+        if lengths.size == 0:
             return 0
         limit = self.split_limit(lengths)
-        pieces = (lengths + (limit - 1)).div(limit, rounding_mode="floor").clamp_(min=1)
-        return int(pieces.sum()) * self.tiles_per_row
+        pieces = np.maximum((lengths + (limit - 1)) // limit, 1)
+        return int(pieces.sum(dtype=np.int64)) * self.tiles_per_row
+
+    def most_works(self, rows: int) -> int:
+        """Return how many work items `rows` rows make at most, whatever their lengths.
+
+        The split limit is at least every cluster's share of the total, so splitting adds at most
+        one work item per cluster to the one that each row and query tile has.
+        """
+        return rows * self.tiles_per_row + self.num_clusters
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that fit into one schedule whatever their lengths."""
+        return (self.capacity - self.num_clusters) // self.tiles_per_row
+
+    def chunks(self, lengths: Ints) -> list[range]:
+        """Return the rows of each schedule that rows of these lengths need: one if they fit."""
+        rows = lengths.size
+        if rows <= self.most_rows or self.count_works(lengths) <= self.capacity:
+            return [range(rows)]
+        size = -(-rows // self.most_schedules(rows))
+        return [range(first, min(first + size, rows)) for first in range(0, rows, size)]
+
+    def most_schedules(self, rows: int) -> int:
+        """Return how many schedules any `rows` rows need at most."""
+        return max(-(-rows // self.most_rows), 1)
 
     def view(self, workspace: Tensor) -> "Schedule":
         """Return the schedule that stands in `workspace` (uint8, at least staged_bytes)."""

@@ -10,15 +10,16 @@ MODULE_MISSING = 41
 
 
 def build(variants: str) -> list[dict[str, object]]:
-    """Generate and compile each (kv dtype, kpe) variant; returns name and library of each."""
+    """Generate and compile each (kv dtype, kpe, out dtype); returns name and library of each."""
     made = []
-    for kv, kpe, spec in _specs(json.loads(variants)):
+    for kv, kpe, out, spec in _specs(json.loads(variants)):
         spec.build(verbose=False)  # type: ignore[attr-defined]
         made.append(
             {
                 "uri": spec.name,  # type: ignore[attr-defined]
                 "kv_dtype": kv,
                 "head_dim_kpe": kpe,
+                "out_dtype": out,
                 "library": str(spec.jit_library_path),  # type: ignore[attr-defined]
             }
         )
@@ -31,11 +32,11 @@ def look_up(variants: str) -> list[str]:
 
     return [
         str(spec.get_library_path())  # type: ignore[attr-defined]
-        for _, _, spec in _specs(json.loads(variants))
+        for *_, spec in _specs(json.loads(variants))
     ]
 
 
-def _specs(variants: list[tuple[str, int]]) -> list[tuple[str, int, object]]:
+def _specs(variants: list[tuple[str, int, str]]) -> list[tuple[str, int, str, object]]:
     import torch
     from flashinfer.jit.attention import gen_batch_mla_module
 
@@ -44,11 +45,13 @@ def _specs(variants: list[tuple[str, int]]) -> list[tuple[str, int, object]]:
         (
             kv,
             kpe,
+            out,
             gen_batch_mla_module(
-                "fa3", bf16, getattr(torch, kv), bf16, torch.int32, 512, kpe, False
+                *("fa3", bf16, getattr(torch, kv), getattr(torch, out), torch.int32),
+                *(512, kpe, False),
             ),
         )
-        for kv, kpe in variants
+        for kv, kpe, out in variants
     ]
 
 

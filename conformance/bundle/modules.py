@@ -1,4 +1,4 @@
-"""Builds the four SM90 modules of one FlashInfer version; built ones are kept by content.
+"""Builds the SM90 modules of one FlashInfer version; built ones are kept by content.
 
 The variants and the environment variables are FlashInfer's own (0.7.2.post1, jit/attention and
 jit/cpp_ext.py). The generator runs in a child process: it reads its settings at import.
@@ -20,7 +20,9 @@ from conformance.bundle.toolkit import Toolkit, ninja, search_path
 from conformance.cache import Cache
 
 ARCHITECTURE = "9.0a"
-VARIANTS = tuple((kv, kpe) for kv in ("bfloat16", "float8_e4m3fn") for kpe in (0, 64))
+# FlashInfer's own wrapper asks for BF16 outputs; smla takes those of an FP8 cache as FP16.
+_OUTPUTS = {"bfloat16": ("bfloat16",), "float8_e4m3fn": ("bfloat16", "float16")}
+VARIANTS = tuple((kv, kpe, out) for kv, outs in _OUTPUTS.items() for out in outs for kpe in (0, 64))
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Module:
     uri: str
     kv_dtype: str
     head_dim_kpe: int
+    out_dtype: str
     library: Path
 
 

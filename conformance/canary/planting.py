@@ -24,9 +24,10 @@ class Planting:
 
     def plan(self, *args: Any) -> Any:
         """Plan, and remember the planned kv_len of each work item."""
-        info, staged_bytes = self._module.plan(*args)
+        result = self._module.plan(*args)
+        info = result[0] if len(result) == 2 else result  # 0.6.18 tells no bytes
         self._planned_kv_len = _array(args[2], info, "kv_len").clone()
-        return info, staged_bytes
+        return result
 
     def run(self, *args: Any) -> None:
         """Plant, then run."""

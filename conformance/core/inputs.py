@@ -162,18 +162,23 @@ class World:
         split: int | None,
         raw: Tensor | None = None,
         tokens: Sequence[Tensor] | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Golden:
-        """Return the exact answer of the live rows; split: the planner's limit, if known."""
+        """Return the exact answer of the live rows, or of some of them.
+
+        split: the planner's limit, if known.
+        """
         device = inputs.q_nope.device
-        requests = torch.tensor(step.row_requests, dtype=torch.int32, device=device)
+        wanted = list(range(step.rows)) if rows is None else list(rows)
+        owners = step.row_requests
         chosen = inputs.tokens if tokens is None else tokens
         return attend(
-            inputs.q_nope[: step.rows],
-            inputs.q_pe[: step.rows],
+            inputs.q_nope[wanted],
+            inputs.q_pe[wanted],
             self.paged(raw),
             self.block_table.to(device),
-            requests,
-            [row.to(device) for row in chosen],
+            torch.tensor([owners[row] for row in wanted], dtype=torch.int32, device=device),
+            [chosen[row].to(device) for row in wanted],
             self.config.sm_scale,
             split=split,
         )

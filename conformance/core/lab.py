@@ -35,6 +35,13 @@ def interpreted(number: int, mode: str) -> bool:
     return mode == "interpret"
 
 
+def twin_options(interpret: bool, simulates: str) -> str:
+    """Return the options that make a twin case run the same again; empty on a GPU."""
+    if not simulates:
+        return ""
+    return f"--kernels {'interpret' if interpret else 'torch'} --flashinfer {simulates} "
+
+
 class Lab:
     """One case on one tier.
 
@@ -55,7 +62,7 @@ class Lab:
         """The command that runs this case again."""
         return (
             f"python -m conformance run --subject {self.subject.name} --tier {self.tier.name} "
-            f"--kernels {'interpret' if self.interpret else 'torch'} --case '{self.case.id}'"
+            f"{twin_options(self.interpret, self.tier.simulates)}--case '{self.case.id}'"
         )
 
     def step(self) -> Step:

@@ -19,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--case", action="append", default=[])
     group.addoption("--requirement", action="append", default=[])
     group.addoption("--kernels", default="auto")
+    group.addoption("--flashinfer", default="auto")
     group.addoption("--limit", type=float, default=0.0, help="Seconds a test may take.")
     group.addoption("--number", default="1", help="Which of a tier's pytest processes this is.")
     group.addoption("--only", default="", help="JSON file with the cases to run.")

@@ -129,6 +129,7 @@ class Process:
         command += ["--rootdir", str(_CHECKOUT), "-c", os.devnull]
         command += ["--tier", self.tier, "--subject", request.subject]
         command += ["--kernels", request.kernels, "--report", str(request.report.absolute())]
+        command += ["--flashinfer", request.flashinfer]
         command += ["--number", str(self.number), "--limit", f"{request.limit(self.tier):g}"]
         command += [f"--case={case}" for case in request.cases]
         if self.only is not None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-SCHEMA = "smla-records/1"
+SCHEMA = "smla-records/2"
 _MESSAGE = 4000
 
 
@@ -37,6 +37,7 @@ class RecordError(ValueError):
 class Record:
     """One case on one tier. error: worst relative error of a row; ratio: worst error over bound.
 
+    simulates: the FlashInfer version that the twin simulated, empty on a GPU.
     crash is an exception that no check raised, a dead process or a dead CUDA context, hang a case
     that did not end in its time; message says what was seen, repro reruns it.
     """
@@ -52,6 +53,7 @@ class Record:
     message: str
     repro: str
     seconds: float | None = None
+    simulates: str = ""
 
     @property
     def failed(self) -> bool:

@@ -1,6 +1,6 @@
 """What is under test, as the suite sees it: a subject, its instances, what they let us observe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,8 +36,10 @@ class Observation:
 
     plan_info: FlashInfer's 18 integers. int_workspace: uint8, as the kernel reads it.
     kv_indptr, kv_indices: packed CSR, int32. counts, contexts: per row, int32.
-    flags: names of what the device noticed, of valid_above_plan, count_below_formula and
-    count_above_formula. plans: how many plans were made so far.
+    flags: names of what the device noticed, of valid_above_plan, count_below_formula,
+    count_above_formula, rows_beyond_forward and scale_changed. plans: how many plans were made so
+    far. addresses: device address of every buffer that a captured forward of the subject uses, by
+    name.
     """
 
     plan_info: list[int] | None = None
@@ -48,6 +50,7 @@ class Observation:
     contexts: Tensor | None = None
     flags: frozenset[str] | None = None
     plans: int | None = None
+    addresses: Mapping[str, int] | None = None
 
     def need(self, name: str) -> Any:
         """Return an observation; raise Unobservable where the subject does not offer it."""
@@ -62,14 +65,19 @@ class Tier:
     """Where a subject runs.
 
     native: makes a simulated FlashInfer module (`plan` and `run`) on the CPU, or None where the
-    installed FlashInfer runs on a GPU. log: what that module's kernel touched (`clear`,
+    installed FlashInfer runs on a GPU. Its argument takes the device work that the module queues by
+    itself; without it that work is done at once. log: what that module's kernel touched (`clear`,
     `behind`, ...), or None. full_width: the compressed width is always the real 512.
+    simulates: the simulated version. clock: makes a runtime whose device runs later than the host,
+    from a seed and the kernels' mode ("torch" or "interpret"); None where there is a real device.
     """
 
     name: str
     full_width: bool
-    native: Callable[[], Any] | None = None
+    native: Callable[..., Any] | None = None
     log: Any = None
+    simulates: str = ""
+    clock: Callable[[int | None, str], Any] | None = None
 
 
 class Instance(Protocol):
@@ -93,8 +101,13 @@ class Instance(Protocol):
         metadata: Any,
         k_scale: float | None,
         out: Tensor,
+        device_k_scale: Tensor | None = None,
     ) -> None:
-        """Compute the step into `out`."""
+        """Compute the step into `out`.
+
+        device_k_scale: float32 [1], the cache's scale on the device; given to subjects with the
+        capability `scale-check` alone, which flag one that differs from k_scale.
+        """
 
     def observe(self) -> Observation:
         """Wait for the device and show what can be seen."""
@@ -104,7 +117,8 @@ class Subject(Protocol):
     """A backend under test.
 
     capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
-    wrapped native module), `mha` (routes prefills to the caller's dense attention).
+    wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
+    (takes the cache's scale on the device, too).
     """
 
     name: str
@@ -120,8 +134,11 @@ class Subject(Protocol):
         *,
         interpret: bool,
         wrap: Callable[[Any], Any] | None = None,
+        clock: Any = None,
     ) -> Instance:
         """Return an instance. interpret: run Triton kernels interpreted (twin tier).
+
+        clock: the runtime to use, one of `tier.clock`; None for one of the subject's own.
 
         wrap: takes FlashInfer's native module (`plan`, `run`) and gives the one to use instead,
         to tamper with what goes in and out; only for subjects with the capability `native`.

@@ -22,7 +22,7 @@ from conformance import logs, settings
 from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.environment import describe
-from conformance.core.lab import CheckFailed, Lab, interpreted
+from conformance.core.lab import CheckFailed, Lab, interpreted, twin_options
 from conformance.core.plugin import notes
 from conformance.core.record import Outcome, Record, RecordWriter
 from conformance.core.requirement import Judge
@@ -47,6 +47,7 @@ class _Running:
             self.expected.but(self.outcome or Outcome.CRASH, self.message or "no outcome"),
             error=lab.error if lab else None,
             ratio=lab.ratio if lab else None,
+            interpreted=lab.interpret if lab else self.expected.interpreted,
             repro=lab.repro if lab else self.expected.repro,
             seconds=round(time.monotonic() - self.since, 3),
         )
@@ -162,10 +163,14 @@ def _subject(pytestconfig: pytest.Config) -> Subject:
 @pytest.fixture
 def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterator[Lab]:
     """The case under way."""
-    tiers = import_module("conformance.tiers")
-    option = pytestconfig.option
+    tiers, option, case = _tiers(), pytestconfig.option, parse(case_id)
     traces = Path(option.report) / "traces" if option.tier == "hopper" else None
-    yield Lab(parse(case_id), _subject, tiers.tier(option.tier), option.kernels, traces)
+    tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
+    yield Lab(case, _subject, tier, option.kernels, traces)
+
+
+def _tiers() -> Any:
+    return import_module("conformance.tiers")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -184,7 +189,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _expected(item: pytest.Item) -> Record:
     """Return the record of a case whose process dies before it can say anything."""
     case, option = parse(_id(item)), item.config.option
-    interpret = option.tier == "twin" and interpreted(case.number, option.kernels)
+    twin = option.tier == "twin"
+    interpret = twin and interpreted(case.number, option.kernels)
+    simulates = _tiers().simulated(case.number, option.flashinfer) if twin else ""
     return Record(
         case=case.id,
         requirement=case.requirement,
@@ -197,8 +204,9 @@ def _expected(item: pytest.Item) -> Record:
         message="the process that ran it died",
         repro=(
             f"python -m conformance run --subject {option.subject} --tier {option.tier} "
-            f"--kernels {'interpret' if interpret else 'torch'} --case '{case.id}'"
+            f"{twin_options(interpret, simulates)}--case '{case.id}'"
         ),
+        simulates=simulates,
     )
 
 

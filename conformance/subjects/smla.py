@@ -20,11 +20,11 @@ class _Simulated:
     version = "simulated"
     head_dims_ckv: frozenset[int] | None = None
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[..., Any], enqueue: Any = None) -> None:
+        self._make, self._enqueue = make, enqueue
 
     def load(self, config: smla.SparseMLAConfig) -> Any:
-        return self._make()
+        return self._make(self._enqueue)
 
 
 class _Wrapped:
@@ -97,9 +97,17 @@ class SmlaInstance:
         metadata: smla.SparseMLAMetadata,
         k_scale: float | None,
         out: Tensor,
+        device_k_scale: Tensor | None = None,
     ) -> None:
         self._backend.forward(
-            q_nope, q_pe, kv_cache, topk_indices, metadata, k_scale=k_scale, out=out
+            q_nope,
+            q_pe,
+            kv_cache,
+            topk_indices,
+            metadata,
+            k_scale=k_scale,
+            device_k_scale=device_k_scale,
+            out=out,
         )
 
     def observe(self) -> Observation:
@@ -114,6 +122,7 @@ class SmlaInstance:
             contexts=read(state.row_context),
             flags=frozenset(flag.name.lower() for flag in flags if flag.name),
             plans=state.stats.plans,
+            addresses=state.addresses(),
         )
 
 
@@ -121,7 +130,7 @@ class SmlaSubject:
     """Constructs smla for a case's configuration."""
 
     name = "smla"
-    capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha"})
+    capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha", "scale-check"})
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
         try:
@@ -132,11 +141,19 @@ class SmlaSubject:
         return smla.SparseMLABackend.reasons(wanted, runtime, _RealLimits())
 
     def construct(
-        self, config: Config, tier: Tier, *, interpret: bool, wrap: Wrap | None = None
+        self,
+        config: Config,
+        tier: Tier,
+        *,
+        interpret: bool,
+        wrap: Wrap | None = None,
+        clock: Any = None,
     ) -> SmlaInstance:
         runtime: smla.Runtime
         source: NativeSource
-        if tier.native is not None:
+        if clock is not None and tier.native is not None:
+            runtime, source = clock, _Simulated(tier.native, clock.enqueue)
+        elif tier.native is not None:
             runtime = smla.CpuRuntime(kernels="interpret" if interpret else "torch")
             source = _Simulated(tier.native)
         else:

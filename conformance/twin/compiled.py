@@ -92,8 +92,9 @@ class CompiledPlanner:
     ) -> tuple[list[int], int]:
         """As `planner.plan`; raises NativeError with FlashInfer's own text where it throws.
 
-        The caller keeps to the planner's domain: the C++ code checks neither the number of work
-        items nor its inputs (0 rows end the process).
+        The number of staged bytes is what MLAPlan returns, or asked to have copied where it copies
+        by itself (0.6.18). The caller keeps to the planner's domain: the C++ code checks neither
+        the number of work items nor its inputs (0 rows end the process).
         """
         starts, kv_starts, lengths = (_int32(x) for x in (qo_indptr, kv_indptr, kv_len))
         if len(lengths) == 0 or staging.numel() < layout(num_sms).staged_bytes:

@@ -33,10 +33,13 @@ CLASSES = (
     "several query tiles",
     "uneven query tile",
     "cost beyond float32's integers",
+    "slice of a larger batch",
     *(f"{count} SMs" for count in SM_COUNTS),
 )
 # KV positions per cluster that lead to each split limit, low and high (scheduler.cuh, MLAPlan).
 _LOADS = ((0, 8), (9, 16), (17, 32), (33, 64), (65, 6000))
+# Where both indptr start: the first rows of a batch, and now and then rows behind others.
+_FIRST = ((0, 0), (0, 0), (0, 0), (7, 14329), (16384, 1 << 25))
 _HUGE_LOAD = (1 << 25, 1 << 26)
 _EXACT_FLOAT32 = 1 << 24
 
@@ -91,9 +94,10 @@ def _draw(source: random.Random, number: int) -> PlanInput:
     tiles = [-(-q_len * num_heads // (cluster * CTA_TILE_Q)) for q_len in q_lens]
     budget = source.randint(low, high) * (num_sms // cluster)
     kv_lens = _lengths(source, tiles, budget)
+    first_row, first_entry = _FIRST[number % len(_FIRST)]
     return PlanInput(
-        tuple(accumulate(q_lens, initial=0)),
-        tuple(accumulate(kv_lens, initial=0)),
+        tuple(accumulate(q_lens, initial=first_row)),
+        tuple(accumulate(kv_lens, initial=first_entry)),
         tuple(kv_lens),
         num_heads,
         source.choice((64, 512)),
@@ -134,6 +138,8 @@ def classes(given: PlanInput, info: list[int], staging: torch.Tensor) -> set[str
     queries = [b - a for a, b in zip(given.qo_indptr, given.qo_indptr[1:], strict=False)]
     packed = [q_len * given.num_heads for q_len in queries]
     live = [n for n, q_len in zip(given.kv_len, queries, strict=True) if q_len]
+    if given.qo_indptr[0]:
+        found.add("slice of a larger batch")
     if len(live) < len(queries):
         found.add("padding row")
     if 0 in live:

@@ -23,3 +23,7 @@ class UnknownSemanticsError(LookupError):
 
 class CompilerMissing(RuntimeError):
     """FlashInfer's planner cannot be compiled here: compiler or headers are absent."""
+
+
+class CaptureError(RuntimeError):
+    """CUDA or torch refuses the call while a graph is captured: it waits, or copies pageable."""

@@ -1,13 +1,17 @@
 """The FA3 MLA kernel: executes an int workspace, work item by work item, then merges the splits.
 
-Source: FlashInfer 0.7.2.post1, include/flashinfer/attention/mla_hopper.cuh (loads, masks, softmax,
-output), mla.cuh (DevicePersistentMergeStates) and state.cuh. Reproduced exactly: which work items
-run, what each of their tiles reads, what is masked, which values are rounded to BF16, what is
-written where, and what NaN and infinity do. Not reproduced to the last bit: the order of float32
-sums and the approximate exp2, log2 and reciprocal of the hardware.
+Source: FlashInfer, include/flashinfer/attention/mla_hopper.cuh (loads, masks, softmax, output),
+mla.cuh (DevicePersistentMergeStates) and state.cuh; what differs by version is data, in
+`conformance.twin.semantics`. Reproduced exactly: which work items run, what each of their tiles
+reads, what is masked, which values are rounded to BF16, what is written where, and what NaN and
+infinity do. Not reproduced to the last bit: the order of float32 sums and the approximate exp2,
+log2 and reciprocal of the hardware.
 
 A tile's lanes read index entries only below the load bound. The last tile, processed first, zero-
 fills the lanes behind the bound; every other tile would load the stand-in slot's row there.
+
+Query rows (q_indptr, merge_packed_offset_*) and index entries (kv_indptr) are absolute: the native
+run adds them to the first row of its tensors, so a plan may cover a slice of a larger batch.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 from conformance.twin.access import FOREIGN_SLOT, AccessLog, TileReads
 from conformance.twin.errors import TwinDomainError, TwinFault
 from conformance.twin.memory import Cache, GroupScales
+from conformance.twin.merge import combine
 from conformance.twin.planner import UNSPLIT
 from conformance.twin.semantics import Semantics
 from conformance.twin.workspace import Grid, Works, partial_views, read_merges, read_works
@@ -43,7 +48,7 @@ class Call:
     ckv: torch.Tensor  # [slots, 1, ckv]
     kpe: torch.Tensor  # [slots, 1, kpe]
     kv_indices: torch.Tensor  # int32
-    out: torch.Tensor  # [rows, heads, ckv] BF16, written
+    out: torch.Tensor  # [rows, heads, ckv] BF16 or FP16, as the module was compiled; written
     lse: torch.Tensor | None  # [rows, heads] float32, written
     sm_scale: float
     lse_base_e: bool
@@ -56,8 +61,7 @@ def execute(call: Call, semantics: Semantics, log: AccessLog | None) -> None:
     """Run the schedule in `call.int_ws`; writes out, lse and the partial results."""
     grid = Grid.of(call.info)
     works = read_works(call.int_ws, grid)
-    partial_o, partial_lse = partial_views(call.float_ws, grid, call.q_nope.shape[2])
-    writer = _Writer(call, partial_o, partial_lse)
+    writer = _Writer(call, semantics, grid)
     reader = _Reader(call, semantics, log)
     heads = call.q_nope.shape[1]
     tile = semantics.tile_kv
@@ -120,8 +124,8 @@ def _attend(
     scale = float(torch.tensor(call.sm_scale).float() * torch.tensor(LOG2E).float())
     q_nope = call.q_nope[packed.row, packed.head].float()
     q_pe = call.q_pe[packed.row, packed.head].float() if reader.has_kpe else None
-    peak = torch.full(packed.row.shape, -torch.inf)
-    total = torch.zeros(packed.row.shape)
+    peak = torch.full(packed.row.shape, semantics.minus_inf)
+    total = torch.full(packed.row.shape, semantics.initial_sum)
     o = torch.zeros(q_nope.shape)
     for step in range(int(tiles[0])):
         active = int((tiles > step).sum())
@@ -131,16 +135,18 @@ def _attend(
         if q_pe is not None and kpe is not None:
             s.baddbmm_(q_pe[now], kpe.transpose(1, 2))
         if masked is not None:
-            s = torch.where(masked[:, None, :], semantics.mask_fill, s)
+            s = torch.where(masked[:, None, :], semantics.minus_inf, s)
         before = peak[now]
         after = torch.fmax(before, _max_ignoring_nan(s))
-        anchor = (after * scale).clamp_(min=_LOWEST)
+        anchor = after * scale
+        if semantics.clamps_peak:
+            anchor.clamp_(min=_LOWEST)
         p = s.mul_(scale).sub_(anchor[..., None]).exp2_()
         decay = (before * scale).sub_(anchor).exp2_()
         peak[now] = after
         total[now] = (total[now] * decay).add_(p.sum(-1))
         o[now] = torch.baddbmm(o[now] * decay[..., None], p.bfloat16().float(), ckv)
-    empty = peak == -torch.inf
+    empty = peak == semantics.minus_inf
     o *= torch.where(empty, 0.0, 1 / total)[..., None]
     lse = torch.where(empty, -torch.inf, total.log2() + peak * scale)
     return o, lse
@@ -227,11 +233,12 @@ class _Reader:
 class _Writer:
     """Final and partial results: the kernel's last step per work item, and the merge of splits."""
 
-    def __init__(self, call: Call, partial_o: torch.Tensor, partial_lse: torch.Tensor) -> None:
+    def __init__(self, call: Call, semantics: Semantics, grid: Grid) -> None:
+        self._semantics = semantics
         self._out, self._lse = call.out, call.lse
         self._base = LN2 if call.lse_base_e else 1.0
-        self._partial_o, self._partial_lse = partial_o, partial_lse
-        self._heads = call.q_nope.shape[1]
+        _, self._heads, dim = call.q_nope.shape
+        self._partial_o, self._partial_lse = partial_views(call.float_ws, grid, dim, call.out.dtype)
 
     def store(self, works: Works, packed: _PackedRows, o: torch.Tensor, lse: torch.Tensor) -> None:
         """Write each valid packed row to the output, or to its place among the partial results."""
@@ -243,7 +250,7 @@ class _Writer:
         if bool(part.any()):
             at = (works.partial_indptr[:, None] + torch.arange(part.shape[1]))[part]
             self._check_partial(at)
-            self._partial_o[at] = o[part].bfloat16()
+            self._partial_o[at] = o[part].to(self._out.dtype)
             self._partial_lse[at] = lse[part]
 
     def merge(self, jobs: np.ndarray) -> None:
@@ -272,18 +279,14 @@ class _Writer:
         lse, values = self._partial_lse[at], self._partial_o[at].float()
         if not bool(inside.all()):
             lse[~inside], values[~inside] = -torch.inf, 0
-        peak = lse.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-1)
-        weights = torch.exp2((lse - peak[:, None]).nan_to_num_(nan=-torch.inf))
-        total = weights.sum(-1)
-        o = torch.bmm(weights[:, None, :], values)[:, 0]
-        return o * torch.where(total > 0, 1 / total, 0.0)[:, None], peak + total.log2()
+        return combine(lse, values, self._semantics)
 
     def _finish(
         self, row: torch.Tensor, head: torch.Tensor, o: torch.Tensor, lse: torch.Tensor
     ) -> None:
         if int(row.max()) >= self._out.shape[0]:
             raise TwinFault(f"the merge writes row {int(row.max())} of {self._out.shape[0]}")
-        self._out[row, head] = o.bfloat16()
+        self._out[row, head] = o.to(self._out.dtype)
         if self._lse is not None:
             self._lse[row, head] = lse * self._base
 

@@ -1,7 +1,7 @@
 """FlashInfer's MLA work planner (MLAPlan), reproduced byte for byte in Python.
 
-Source of every rule: FlashInfer 0.7.2.post1, include/flashinfer/attention/scheduler.cuh (MLAPlan),
-heap.h (MinHeap) and allocator.h; the order of equal costs is libstdc++'s push_heap / pop_heap.
+Source: FlashInfer 0.6.18 to 0.7.4, include/flashinfer/attention/scheduler.cuh (MLAPlan), heap.h
+(MinHeap) and ../allocator.h; the order of equal costs is libstdc++'s push_heap / pop_heap.
 `conformance.twin.compiled` holds this module against the real function.
 
 All offsets are bytes, all staged arrays int32. Only non-causal plans (`causal` False) are covered.
@@ -149,8 +149,9 @@ def plan(
 ) -> tuple[list[int], int]:
     """Write the int schedule into `staging` (uint8, CPU) and return (plan-info, staged bytes).
 
-    qo_indptr [rows + 1], kv_indptr [rows + 1], kv_len [rows]; plan-info has the 18 integers of
-    INFO_FIELDS. Bytes that MLAPlan leaves alone (unused capacity, padding) stay as they were.
+    qo_indptr, kv_indptr [rows + 1] and kv_len [rows]: both indptr may start above 0, at the rows
+    and entries of a larger batch, and reach the schedule as they are. Plan-info has the 18 integers
+    of INFO_FIELDS. Bytes that MLAPlan leaves alone (unused capacity, padding) stay as they were.
     `float_bytes` is the size of the float workspace, which is only measured.
 
     Raises TwinDomainError without rows, above MAX_WORKS work items, beyond MLAPlan's int32

@@ -1,21 +1,24 @@
 """FlashInfer's native MLA module (SM90): plan and run with exactly its arguments, on the CPU.
 
-Source: FlashInfer 0.7.2.post1, csrc/batch_mla_sm90_plan.cu and batch_mla_sm90_run.cu. The native
-code checks next to nothing; where it would misread memory, this module raises TwinDomainError and
-says what the twin covers.
+Source: FlashInfer, csrc/batch_mla_sm90_plan.cu and batch_mla_sm90_run.cu; `run` is the same in all
+versions on record, `plan` differs in what it returns and whether it copies
+(`Semantics.plan_copies`). The native code checks next to nothing; where it would misread memory,
+this module raises TwinDomainError and says what the twin covers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from conformance.twin.access import AccessLog
 from conformance.twin.errors import NativeError, TwinDomainError
 from conformance.twin.kernel import Call, execute
+from conformance.twin.pinned import HostCopy
 from conformance.twin.planner import layout, plan
 from conformance.twin.semantics import of_version
+from conformance.twin.workspace import as_bytes
 
 MASK_NONE = 0
 FULL_SMS = 132  # H100 SXM, H200
@@ -25,15 +28,22 @@ class NativeModule:
     """The raw module of one FlashInfer version on a device with `num_sms` SMs.
 
     log: where every read of `run` is recorded; None records nothing.
+    enqueue: takes what a `plan` that copies by itself leaves on the stream, a
+    `conformance.twin.pinned.HostCopy` (`Clock.enqueue` runs it late); None copies at once.
     """
 
     def __init__(
-        self, version: str = "0.7.2.post1", num_sms: int = FULL_SMS, log: AccessLog | None = None
+        self,
+        version: str = "0.7.2.post1",
+        num_sms: int = FULL_SMS,
+        log: AccessLog | None = None,
+        enqueue: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.version = version
         self.num_sms = num_sms
         self.log = log
         self.semantics = of_version(version)
+        self._enqueue = enqueue
 
     def plan(
         self,
@@ -46,11 +56,13 @@ class NativeModule:
         num_heads: int,
         head_dim_o: int,
         causal: bool,
-    ) -> tuple[list[int], int]:
+    ) -> tuple[list[int], int] | list[int]:
         """Write the schedule into `pinned`; return (plan-info, bytes for the caller to copy).
 
         qo_indptr, kv_indptr [rows + 1] and kv_len [rows] are int32 host tensors. The workspaces
-        are only measured; the int workspace is neither read nor written.
+        are only measured; the int workspace is neither read nor written. A module that copies by
+        itself queues the copy of `pinned`, as it will be then, to the int workspace, and returns
+        plan-info alone.
         """
         if causal:
             raise TwinDomainError("causal True is not covered; sparse MLA plans with causal False")
@@ -64,7 +76,7 @@ class NativeModule:
         if int_ws.nbytes < needed:
             raise NativeError(f"int workspace holds {int_ws.nbytes} bytes; the plan needs {needed}")
         staging = pinned.view(-1).view(torch.uint8)
-        return plan(
+        info, staged = plan(
             qo_indptr,
             kv_indptr,
             kv_len,
@@ -74,6 +86,14 @@ class NativeModule:
             staging,
             float_ws.nbytes,
         )
+        if not self.semantics.plan_copies:
+            return info, staged
+        copy = HostCopy(as_bytes(int_ws)[:staged], staging[:staged])
+        if self._enqueue is None:
+            copy()
+        else:
+            self._enqueue(copy)
+        return info
 
     def run(
         self,
@@ -148,10 +168,10 @@ def _require_dtypes(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    if {q_nope.dtype, q_pe.dtype, out.dtype} != {torch.bfloat16}:
-        raise TwinDomainError(
-            f"q_nope {q_nope.dtype}, q_pe {q_pe.dtype}, out {out.dtype}: all must be bfloat16"
-        )
+    if {q_nope.dtype, q_pe.dtype} != {torch.bfloat16}:
+        raise TwinDomainError(f"q_nope {q_nope.dtype}, q_pe {q_pe.dtype}: both must be bfloat16")
+    if out.dtype not in (torch.bfloat16, torch.float16):
+        raise TwinDomainError(f"out is {out.dtype}; modules exist for bfloat16 and float16")
     if ckv.dtype != kpe.dtype or ckv.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
         raise TwinDomainError(
             f"ckv {ckv.dtype}, kpe {kpe.dtype}: both must be bfloat16 or both float8_e4m3fn"

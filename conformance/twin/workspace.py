@@ -134,9 +134,12 @@ def read_merges(int_ws: torch.Tensor, grid: Grid) -> np.ndarray:
 
 
 def partial_views(
-    float_ws: torch.Tensor, grid: Grid, head_dim: int
+    float_ws: torch.Tensor, grid: Grid, head_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """BF16 partial outputs [packed rows, head_dim] and float32 partial LSEs (base 2), as views."""
+    """Partial outputs [packed rows, head_dim] and float32 partial LSEs (base 2), as views.
+
+    dtype: the output's, BF16 or FP16.
+    """
     memory = as_bytes(float_ws)
     o_at, lse_at = grid.info["partial_o"], grid.info["partial_lse"]
     rows = (lse_at - o_at) // (2 * head_dim)
@@ -145,7 +148,7 @@ def partial_views(
             f"partial results at {o_at} and {lse_at} do not fit the float workspace of "
             f"{memory.numel()} bytes"
         )
-    partial_o = memory[o_at : o_at + 2 * head_dim * rows].view(torch.bfloat16)
+    partial_o = memory[o_at : o_at + 2 * head_dim * rows].view(dtype)
     partial_lse = memory[lse_at : lse_at + 4 * rows].view(torch.float32)
     return partial_o.view(rows, head_dim), partial_lse
 

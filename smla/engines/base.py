@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from smla.kv_cache import FlatCache
@@ -13,18 +14,32 @@ class Engine(Protocol):
 
     capabilities: what it offers, of `needs_plan`, `lse`, `exact_reads`, `bf16`, `fp8`.
     layout: where its schedule stands in the int workspace; plan_info: the same as FlashInfer
-    said it last.
+    said it last. plan_copies: whether its planner writes the device by itself. out_dtype: what it
+    writes outputs as.
     """
 
     capabilities: frozenset[str]
     layout: ScheduleLayout
     plan_info: list[int]
+    plan_copies: bool
+    out_dtype: torch.dtype
 
     def plan(
-        self, float_workspace: Tensor, int_workspace: Tensor, staging: Tensor, lengths: Tensor
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        staging: Tensor,
+        first_row: int,
+        lengths: Tensor,
+        kv_indptr: Tensor,
     ) -> None:
-        """Write the schedule of rows with these planned lengths (int32 [rows], rows >= 1) to
-        the host block `staging`; the device is not touched."""
+        """Write the schedule of the rows from first_row on to the host block `staging`.
+
+        staging: uint8 [staged bytes], new for each plan; the caller uploads it, and where
+        `plan_copies` the engine has queued that already.
+        lengths: int32 [rows] on the host, rows >= 1, planned KV lengths. kv_indptr: int32
+        [rows + 1] on the host, where each row's packed indices start.
+        """
 
     def run(
         self,
@@ -35,6 +50,11 @@ class Engine(Protocol):
         q_pe: Tensor,
         cache: FlatCache,
         out: Tensor,
-        k_scale: float,
+        *,
+        sm_scale: float,
+        kv_scale: float,
     ) -> None:
-        """Queue the attention of the schedule in `int_workspace` into `out`."""
+        """Queue the attention of the schedule in `int_workspace` into `out`.
+
+        sm_scale multiplies the logits, kv_scale (1 for BF16) every element of the cache.
+        """

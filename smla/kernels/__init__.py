@@ -2,6 +2,11 @@
 
 A `Kernel` pairs the two; `smla.runtime` decides which one runs. A Triton function takes tensors
 as pointers, so positional arguments and meta-parameters are the same for both.
+
+A Triton function has one compiled variant per set of meta-parameters: integers are not specialized
+(`do_not_specialize`), pointers to the caller's tensors not by their alignment
+(`do_not_specialize_on_alignment`), and the plan state's own buffers are always aligned alike. So a
+step never compiles anew, and `CudaRuntime` may keep the variant.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 FlashInfer's SM90 MLA kernel masks logits at a work item's kv_end and bounds its loads by the same
 item's kv_len (mla_hopper.cuh), so both are rewritten: with both clamped no index and no cache row
-behind the valid prefix is touched. Every clamp starts from the planned values saved at plan time,
-so a row may grow again under the same plan.
+behind the valid prefix is touched. The first clamp of a plan saves the planned values, and every
+later one starts from those, so a row may grow again under the same plan.
 """
 
 import triton
@@ -15,10 +15,10 @@ from smla.kernels import Kernel
 from smla.runtime import Runtime
 from smla.schedule import ScheduleLayout
 
-_BLOCK = 1024
+_BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_works_at", "row_at", "kv_start_at", "kv_end_at", "kv_len_at"])
 def _clamp_triton(
     schedule,
     planned_kv_end,
@@ -33,6 +33,7 @@ def _clamp_triton(
     TOPK: tl.constexpr,
     KPOOL: tl.constexpr,
     ABOVE_PLAN: tl.constexpr,
+    FRESH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     work = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -41,8 +42,14 @@ def _clamp_triton(
     context = tl.load(row_context + row, mask=inside, other=0)
     valid = tl.where(context <= TOPK, context, TOPK + context % KPOOL)
     start = tl.load(schedule + kv_start_at + work, mask=inside, other=0)
-    end = tl.load(planned_kv_end + work, mask=inside, other=0)
-    length = tl.load(planned_kv_len + work, mask=inside, other=0)
+    if FRESH:
+        end = tl.load(schedule + kv_end_at + work, mask=inside, other=0)
+        length = tl.load(schedule + kv_len_at + work, mask=inside, other=0)
+        tl.store(planned_kv_end + work, end, mask=inside)
+        tl.store(planned_kv_len + work, length, mask=inside)
+    else:
+        end = tl.load(planned_kv_end + work, mask=inside, other=0)
+        length = tl.load(planned_kv_len + work, mask=inside, other=0)
     tl.store(schedule + kv_end_at + work, tl.maximum(start, tl.minimum(end, valid)), mask=inside)
     tl.store(schedule + kv_len_at + work, tl.minimum(length, valid), mask=inside)
     too_long = tl.max(tl.where(inside & (valid > length), 1, 0), 0)
@@ -64,9 +71,13 @@ def _clamp_torch(
     TOPK: int,
     KPOOL: int,
     ABOVE_PLAN: int,
+    FRESH: bool,
     BLOCK: int,
 ) -> None:
     works = int(schedule[num_works_at])
+    if FRESH:
+        planned_kv_end[:works] = schedule[kv_end_at : kv_end_at + works]
+        planned_kv_len[:works] = schedule[kv_len_at : kv_len_at + works]
     context = row_context[schedule[row_at : row_at + works].long()]
     valid = context.where(context <= TOPK, TOPK + context % KPOOL)
     start = schedule[kv_start_at : kv_start_at + works]
@@ -88,13 +99,17 @@ def clamp(
     flags: Tensor,
     *,
     layout: ScheduleLayout,
+    most_works: int,
     index_topk: int,
     index_kpool: int,
+    fresh: bool,
 ) -> None:
     """Rewrite kv_end and kv_len of every work item of `schedule` from the planned values.
 
-    schedule: the int workspace as int32; planned_kv_end, planned_kv_len: int32 [capacity];
-    row_context: int32 [max_tokens]. kv_end := max(kv_start, min(planned kv_end, valid)) and
+    schedule: the int workspace as int32; planned_kv_end, planned_kv_len: int32 [capacity], saved
+    from the schedule itself when it is `fresh` from the planner; most_works: the schedule has no
+    more work items; row_context: int32 [max_tokens].
+    kv_end := max(kv_start, min(planned kv_end, valid)) and
     kv_len := min(planned kv_len, valid), with valid from the row's context.
     """
     args = (
@@ -113,6 +128,7 @@ def clamp(
         "TOPK": index_topk,
         "KPOOL": index_kpool,
         "ABOVE_PLAN": int(Flag.VALID_ABOVE_PLAN),
+        "FRESH": fresh,
         "BLOCK": _BLOCK,
     }
-    runtime.launch(CLAMP, (triton.cdiv(layout.capacity, _BLOCK),), args, meta)
+    runtime.launch(CLAMP, (triton.cdiv(most_works, _BLOCK),), args, meta)

@@ -16,7 +16,6 @@ from smla.runtime import Runtime
 _CHUNK = 1024
 
 
-# Sizes of a batch or a cache: a step must not compile anew because one is 1 or divides by 16.
 @triton.jit(
     do_not_specialize=[
         "topk_stride",
@@ -24,7 +23,8 @@ _CHUNK = 1024
         "table_width",
         "num_blocks",
         "block_stride_rows",
-    ]
+    ],
+    do_not_specialize_on_alignment=["topk", "block_table", "device_scale"],
 )
 def _convert_triton(
     topk,
@@ -38,16 +38,28 @@ def _convert_triton(
     block_stride_rows,
     slots,
     counts,
+    live,
+    device_scale,
+    scale,
     flags,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOPK: tl.constexpr,
     KPOOL: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     BELOW: tl.constexpr,
     ABOVE: tl.constexpr,
+    UNCOVERED: tl.constexpr,
+    RESCALED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    if row == 0:
+        if tl.load(live) > tl.num_programs(0):
+            tl.atomic_or(flags, UNCOVERED)
+        if HAS_SCALE:  # noqa: SIM102 (decided when compiled: without one nothing is loaded)
+            if tl.load(device_scale) != scale:
+                tl.atomic_or(flags, RESCALED)
     request = tl.load(row_request + row).to(tl.int64)
     context = tl.load(row_context + row)
     kept = 0
@@ -87,16 +99,25 @@ def _convert_torch(
     block_stride_rows: int,
     slots: Tensor,
     counts: Tensor,
+    live: Tensor,
+    device_scale: Tensor,
+    scale: float,
     flags: Tensor,
     WIDTH: int,
     BLOCK_SIZE: int,
     TOPK: int,
     KPOOL: int,
+    HAS_SCALE: bool,
     BELOW: int,
     ABOVE: int,
+    UNCOVERED: int,
+    RESCALED: int,
     CHUNK: int,
 ) -> None:
     rows = counts.numel()
+    flags |= UNCOVERED * int(live[0] > rows)
+    if HAS_SCALE:
+        flags |= RESCALED * int(device_scale.view(-1)[0] != torch.tensor(scale))
     token = topk[:rows, :WIDTH].to(torch.int64)
     context = row_context[:rows].to(torch.int64)
     block_number = token.div(BLOCK_SIZE, rounding_mode="floor")
@@ -104,6 +125,9 @@ def _convert_torch(
     request = row_request[:rows].to(torch.int64)[:, None]
     if not block_table.numel():  # no entry is valid then, and there is nothing to look up in
         block_table, request = block_table.new_full((1, 1), -1), request * 0
+    else:  # as from a pointer: a captured table may have more rows by now
+        rows_by_now = int(request.max()) + 1 if rows else 1
+        block_table = block_table.as_strided((rows_by_now, table_width), (table_stride, 1))
     block = block_table[request, block_number.where(valid, 0)].to(torch.int64)
     valid &= (block >= 0) & (block < num_blocks)
     slot = (block * block_stride_rows + token % BLOCK_SIZE).to(torch.int32)
@@ -127,6 +151,7 @@ def convert(
     block_table: Tensor,
     slots: Tensor,
     counts: Tensor,
+    live: Tensor,
     flags: Tensor,
     *,
     rows: int,
@@ -135,11 +160,16 @@ def convert(
     block_stride_rows: int,
     index_topk: int,
     index_kpool: int,
+    scale: float = 1.0,
+    device_scale: Tensor | None = None,
 ) -> None:
     """Fill `slots` [rows, width] and `counts` [rows] from the first `rows` of `topk_indices`.
 
     All tensors are int32 on the device; topk_indices [>= rows, width], block_table
-    [requests, blocks per request], slots [max_tokens, width], counts [max_tokens], flags [1].
+    [requests, blocks per request], slots [max_tokens, width], counts [max_tokens], live [1]: how
+    many rows the newest plan has, flags [1].
+    device_scale: float32 [1] on the device, the cache's scale as it stands there when this runs;
+    one that differs from `scale` (as float32) is flagged.
     """
     args = (
         topk_indices,
@@ -153,6 +183,9 @@ def convert(
         block_stride_rows,
         slots,
         counts[:rows],
+        live,
+        live if device_scale is None else device_scale,
+        scale,
         flags,
     )
     meta = {
@@ -160,8 +193,11 @@ def convert(
         "BLOCK_SIZE": block_size,
         "TOPK": index_topk,
         "KPOOL": index_kpool,
+        "HAS_SCALE": device_scale is not None,
         "BELOW": int(Flag.COUNT_BELOW_FORMULA),
         "ABOVE": int(Flag.COUNT_ABOVE_FORMULA),
+        "UNCOVERED": int(Flag.ROWS_BEYOND_FORWARD),
+        "RESCALED": int(Flag.SCALE_CHANGED),
         "CHUNK": min(_CHUNK, triton.next_power_of_2(slots.shape[1])),
     }
     runtime.launch(CONVERT, (rows,), args, meta)

@@ -1,6 +1,7 @@
 """Row map: which request a row belongs to and how many tokens it sees, from device lengths alone.
 
-Rows behind the last live one get request 0 and context 0, so that nothing is selected for them.
+Rows behind the last live one get request 0, context 0 and no room among the packed indices, so
+that nothing is selected or packed for them.
 """
 
 import torch
@@ -14,8 +15,10 @@ from smla.runtime import Runtime
 _BLOCK = 256
 
 
-# Sizes of a batch: a step must not compile anew because one of them is 1 or a multiple of 16.
-@triton.jit(do_not_specialize=["num_requests", "search_steps", "live_rows", "num_rows"])
+@triton.jit(
+    do_not_specialize=["num_requests", "search_steps", "live_rows", "num_rows"],
+    do_not_specialize_on_alignment=["query_start_loc", "seq_lens"],
+)
 def _row_map_triton(
     query_start_loc,
     seq_lens,
@@ -23,6 +26,8 @@ def _row_map_triton(
     search_steps,
     row_request,
     row_context,
+    kv_indptr,
+    live,
     live_rows,
     num_rows,
     BLOCK: tl.constexpr,
@@ -45,6 +50,10 @@ def _row_map_triton(
     context = tl.maximum(length - end + row + 1, 0)
     tl.store(row_request + row, tl.where(found, low, 0), mask=inside)
     tl.store(row_context + row, tl.where(found, context, 0), mask=inside)
+    packed = tl.load(kv_indptr + live_rows)
+    tl.store(kv_indptr + row + 1, packed, mask=inside & (row >= live_rows))
+    if tl.program_id(0) == 0:
+        tl.store(live, live_rows)
 
 
 def _row_map_torch(
@@ -54,20 +63,24 @@ def _row_map_torch(
     search_steps: int,
     row_request: Tensor,
     row_context: Tensor,
+    kv_indptr: Tensor,
+    live: Tensor,
     live_rows: int,
     num_rows: int,
     BLOCK: int,
 ) -> None:
+    kv_indptr[live_rows + 1 : num_rows + 1] = kv_indptr[live_rows]
+    live[:] = live_rows
     row_request[:num_rows] = 0
     row_context[:num_rows] = 0
-    live = min(int(query_start_loc[num_requests]), live_rows)
-    if num_requests == 0 or live <= 0:
+    known = min(int(query_start_loc[num_requests]), live_rows)
+    if num_requests == 0 or known <= 0:
         return
-    rows = torch.arange(live, dtype=torch.int32)
+    rows = torch.arange(known, dtype=torch.int32)
     ends = query_start_loc[1 : num_requests + 1]
     request = torch.searchsorted(ends.contiguous(), rows, right=True)
-    row_request[:live] = request.to(torch.int32)
-    row_context[:live] = (seq_lens[request] - ends[request] + rows + 1).clamp(min=0)
+    row_request[:known] = request.to(torch.int32)
+    row_context[:known] = (seq_lens[request] - ends[request] + rows + 1).clamp(min=0)
 
 
 ROW_MAP = Kernel("row_map", _row_map_triton, _row_map_torch)
@@ -79,14 +92,17 @@ def row_map(
     seq_lens: Tensor,
     row_request: Tensor,
     row_context: Tensor,
+    kv_indptr: Tensor,
+    live: Tensor,
     *,
     live_rows: int,
 ) -> None:
     """Fill `row_request` and `row_context` (both int32 [max_tokens]) on the device.
 
     query_start_loc: int32 [requests + 1]; seq_lens: int32 [requests]; both on the device.
-    live_rows: rows that will be computed; the others see nothing, prefills that are left to
-    dense attention among them.
+    kv_indptr: int32 [max_tokens + 1], right up to entry live_rows; made flat behind it.
+    live: int32 [1], set to live_rows. live_rows: rows that will be computed; the others see
+    nothing, prefills that are left to dense attention among them.
     """
     num_requests, num_rows = seq_lens.numel(), row_request.numel()
     args = (
@@ -96,6 +112,8 @@ def row_map(
         num_requests.bit_length(),
         row_request,
         row_context,
+        kv_indptr,
+        live,
         live_rows,
         num_rows,
     )

@@ -1,7 +1,6 @@
 """Configurations, FlashInfer versions and runtimes that cannot serve, and what they are told."""
 
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 import smla
 from smla import errors
 from smla.engines.flashinfer import compat
+from smla.schedule import WORK_CAPACITY
 from smla.tests.workbench import CONFIG, NUM_SMS, Simulated, assert_refused, workbench
 
 REAL = replace(CONFIG, head_dim_ckv=512, num_heads=16)
@@ -34,6 +34,9 @@ BAD_VALUES = [
     ({"sm_scale": float("nan")}, errors.ScaleError, "sm_scale|nan"),
     ({"sm_scale": float("inf")}, errors.ScaleError, "sm_scale|inf"),
     ({"sm_scale": 1e39}, errors.ScaleError, "sm_scale|1e+39"),
+    ({"sm_scale": True}, errors.ScaleError, "sm_scale|True"),
+    ({"max_graph_tokens": -1}, errors.ShapeError, "max_graph_tokens|found -1|>= 0"),
+    ({"max_graph_tokens": True}, errors.ShapeError, "max_graph_tokens|True"),
     ({"sm_scale": None}, errors.ScaleError, "sm_scale|None"),
 ]
 
@@ -60,6 +63,12 @@ LIMITS = [
     ({"head_dim_ckv": 256}, (9, 0), "kv_lora_rank 256: the kernel takes 512"),
     ({"block_size": 1}, (9, 0), "block size 1: must be a multiple of 64"),
     ({"block_size": 96}, (9, 0), "block size 96: must be a multiple of 64"),
+    (
+        {"max_graph_tokens": WORK_CAPACITY - NUM_SMS + 1},
+        (9, 0),
+        "captured forwards of up to 16377 rows: a graph runs one schedule of 16384 work items, "
+        "which holds any 16376 rows",
+    ),
 ]
 
 
@@ -97,20 +106,6 @@ def test_the_limits_themselves_are_admitted(heads, kpe, dtype):
     config = replace(REAL, num_heads=heads, head_dim_kpe=kpe, kv_dtype=dtype, block_size=128)
     source = Simulated(head_dims_ckv=compat.InstalledFlashInfer.head_dims_ckv)
     assert smla.SparseMLABackend.reasons(config, smla.CpuRuntime(), source) == []
-
-
-def test_a_flashinfer_of_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(compat, "version", lambda name: "0.6.0")
-    assert_refused(compat.InstalledFlashInfer, errors.VersionError, "version 0.6.0|0.7.2.post1")
-
-
-def test_an_absent_flashinfer_is_refused(monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(compat, "version", absent)
-    words = "not installed|0.7.2.post1|pip install flashinfer-python=="
-    assert_refused(compat.InstalledFlashInfer, errors.VersionError, words)
 
 
 def test_a_cuda_runtime_without_a_gpu_is_refused(monkeypatch):

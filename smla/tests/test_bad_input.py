@@ -16,7 +16,6 @@ import smla
 from smla import errors
 from smla.tests.workbench import (
     CONFIG,
-    FP8_CONFIG,
     INT32,
     assert_refused,
     undisturbed,
@@ -275,7 +274,13 @@ BAD_CALLS: list[tuple[str, CallChange, type[errors.SmlaError], str]] = [
         errors.StrideError,
         "kv_cache|n >= 64",
     ),
-    ("a scale for a BF16 cache", lambda c: {"k_scale": 0.5}, errors.ScaleError, "0.5|None"),
+    ("a scale for a BF16 cache", lambda c: {"k_scale": 0.5}, errors.ScaleError, "k_scale|0.5|None"),
+    (
+        "a scale on the device for a BF16 cache",
+        lambda c: {"device_k_scale": torch.ones(1)},
+        errors.ScaleError,
+        "device_k_scale|found Tensor|None",
+    ),
 ]
 
 
@@ -291,29 +296,3 @@ def test_a_bad_call_is_refused_before_anything_is_written(change, kind, words):
         with bench.runtime.capture() as graph:
             assert_refused(lambda: bench.forward(bad, step.metadata), kind, words)
         graph.replay()
-
-
-@pytest.mark.parametrize(
-    "scale",
-    [None, 0.0, -0.5, float("nan"), float("inf"), 1e39, 1e-60, "0.5", torch.tensor(0.5)],
-    ids=str,
-)
-def test_a_bad_scale_of_an_fp8_cache_is_refused(scale):
-    bench = workbench(FP8_CONFIG)
-    with undisturbed(bench) as step:
-        assert_refused(
-            lambda: bench.forward(step.call, step.metadata, k_scale=scale),
-            errors.ScaleError,
-            f"k_scale|{scale!r}|above 0",
-        )
-
-
-def test_an_fp8_cache_is_passed_as_the_bytes_it_is_stored_as():
-    bench = workbench(FP8_CONFIG)
-    with undisturbed(bench) as step:
-        typed = bench.cache.view(torch.float8_e4m3fn)
-        assert_refused(
-            lambda: bench.forward(step.call, step.metadata, kv_cache=typed),
-            errors.DtypeError,
-            "kv_cache|torch.float8_e4m3fn|torch.uint8",
-        )

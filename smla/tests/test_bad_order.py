@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from smla import errors
-from smla.schedule import PLAN_INFO_FIELDS, WORK_CAPACITY
+from smla.schedule import PLAN_INFO_FIELDS
 from smla.tests.workbench import (
     CONFIG,
     Simulated,
@@ -61,20 +61,6 @@ def test_planning_in_a_capture_is_refused():
                     "graph capture|outside|call builder.build() before the capture",
                 )
             graph.replay()
-
-
-@pytest.mark.parametrize("optimism", [0, None], ids=["bounds", "exact"])
-def test_more_work_items_than_flashinfer_has_room_for_are_refused(optimism):
-    rows = WORK_CAPACITY + 1
-    bench = workbench(replace(CONFIG, max_tokens=rows))
-    with undisturbed(bench):
-        assert_refused(
-            lambda: bench.builder.build(bench.batch((rows,), (rows,), optimism=optimism)),
-            errors.CapacityError,
-            f"work items|{rows} ({rows} rows, 4 heads)|at most {WORK_CAPACITY}|split the batch",
-        )
-    metadata = bench.builder.build(bench.batch((rows - 1,), (rows,), optimism=optimism))
-    assert metadata.num_rows == WORK_CAPACITY, "a full schedule is planned"
 
 
 def test_another_layout_of_plan_info_is_refused_at_construction():

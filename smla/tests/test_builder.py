@@ -38,12 +38,12 @@ def test_the_rows_that_mha_takes_are_neither_planned_nor_written(
     assert (metadata.num_decodes, metadata.num_decode_tokens) == (2, 3)
     assert (metadata.num_rows, metadata.prefill_to_mha) == (rows, rows == 3)
     assert metadata.num_prefill_tokens == 130 and metadata.num_tokens == 133
-    assert bench.state.planned_lengths.numel() == rows
+    assert bench.state.planned_lengths.size == rows
     assert bench.forward(call, metadata) is call["out"]
     assert same_bytes(before[rows:], call["out"][rows:]), "rows of the other path were written"
     if rows == 3:
         call["out"][3:] = 0
-        bench.runtime.zero(call["topk_indices"][3:])
+        bench.runtime.fill(call["topk_indices"][3:], 0)
         decodes = replace(
             batch,
             query_start_loc_cpu=batch.query_start_loc_cpu[:3],
@@ -106,13 +106,12 @@ def test_one_captured_forward_follows_every_later_build(optimism):
     bench = workbench()
     first = bench.batch(optimism=optimism, padded=9)
     call, metadata = bench.call(first), bench.builder.build(first)
-    table = bench.on_device(first.block_table)  # graphs keep the tensors they were captured with
     with bench.runtime.capture() as graph:
-        bench.forward(call, replace(metadata, block_table=table))
+        bench.forward(call, metadata)
     for q_lens, seq_lens in STEPS:
-        batch = bench.batch(q_lens, seq_lens, optimism=optimism, padded=9)
+        table = first.block_table  # graphs keep the tensors they were captured with
+        batch = bench.batch(q_lens, seq_lens, optimism=optimism, padded=9, table=table)
         inputs = bench.call(batch)
-        bench.runtime.write(table[: batch.block_table.shape[0]], batch.block_table[:3])
         for name, tensor in inputs.items():
             bench.runtime.write(call[name], tensor)
         bench.builder.build(batch)

@@ -22,9 +22,11 @@ if not INTERPRETING:
         assert " passed" in done.stdout, done.stdout
 
 else:
+    from smla.flags import Flag
     from smla.kernels.clamp import clamp
     from smla.kernels.convert import convert
     from smla.kernels.pack import pack
+    from smla.kernels.rescale import rescale
     from smla.kernels.row_map import row_map
     from smla.runtime import CpuRuntime
     from smla.schedule import ScheduleLayout
@@ -49,16 +51,22 @@ else:
         max_tokens = max(int(starts[-1]) + seed % 4, 1)
         # Every third time the last rows are somebody else's: they count as not live.
         live = int(starts[-1]) // (1 + (seed % 3 == 0))
+        indptr = random_ints(seed + 200, 0, 99, max_tokens + 1)
 
         def run(runtime):
             request = torch.full((max_tokens,), -7, dtype=INT32)
             context = torch.full((max_tokens,), -7, dtype=INT32)
-            row_map(runtime, starts, seq_lens, request, context, live_rows=live)
-            return request, context
+            packed, rows = indptr.clone(), torch.full((1,), -7, dtype=INT32)
+            row_map(runtime, starts, seq_lens, request, context, packed, rows, live_rows=live)
+            return request, context, packed, rows
 
-        (want_request, want_context), (request, context) = both(run)
-        assert torch.equal(request, want_request)
-        assert torch.equal(context, want_context)
+        want, got = both(run)
+        for twin, kernel in zip(want, got, strict=True):
+            assert torch.equal(twin, kernel)
+        request, context, packed, rows = got
+        assert rows.tolist() == [live]
+        assert torch.equal(packed[: live + 1], indptr[: live + 1]), "the live rows' starts changed"
+        assert bool((packed[live:] == indptr[live]).all()), "not flat behind the live rows"
         row = 0
         for index, count in enumerate(lens.tolist()):
             for step in range(count):
@@ -67,6 +75,24 @@ else:
                 assert found == ((index, expected) if row < live else (0, 0))
                 row += 1
         assert not request[row:].any() and not context[row:].any()
+
+    @pytest.mark.parametrize("rows,max_tokens", [(255, 256), (256, 512), (257, 600), (0, 300)])
+    def test_row_map_flattens_the_tail_across_blocks(rows, max_tokens):
+        starts = torch.tensor([0, rows], dtype=INT32)
+        seq_lens = torch.tensor([rows + 5], dtype=INT32)
+
+        def run(runtime):
+            request, context = (torch.full((max_tokens,), -7, dtype=INT32) for _ in range(2))
+            indptr = torch.arange(max_tokens + 1, dtype=INT32)
+            live = torch.full((1,), -7, dtype=INT32)
+            row_map(runtime, starts, seq_lens, request, context, indptr, live, live_rows=rows)
+            return request, context, indptr, live
+
+        want, got = both(run)
+        for twin, kernel in zip(want, got, strict=True):
+            assert torch.equal(twin, kernel)
+        assert got[1][:rows].tolist() == [*range(6, rows + 6)] and not got[1][rows:].any()
+        assert got[2].tolist() == [min(row, rows) for row in range(max_tokens + 1)]
 
     @pytest.mark.parametrize("seed", range(16))
     @pytest.mark.parametrize("topk,kpool,width", [(16, 4, 24), (8, 1, 8), (40, 2, 41)])
@@ -79,13 +105,14 @@ else:
         request = random_ints(seed + 3, 0, requests, rows)
         context = random_ints(seed + 4, 0, 4 * blocks + 1, rows)
         table = random_ints(seed + 5, -1, 12, requests, blocks)
+        live = torch.tensor([rows], dtype=INT32)
 
         def run(runtime):
             slots = torch.full((rows, width), -9, dtype=INT32)
             counts = torch.full((rows,), -9, dtype=INT32)
             flags = torch.zeros(1, dtype=INT32)
             convert(
-                runtime, tokens, request, context, table, slots, counts, flags, rows=rows,
+                runtime, tokens, request, context, table, slots, counts, live, flags, rows=rows,
                 num_blocks=11, block_size=4, block_stride_rows=6, index_topk=topk,
                 index_kpool=kpool,
             )  # fmt: skip
@@ -113,8 +140,8 @@ else:
             convert(
                 runtime, random_ints(1, -1, 9, 4, 8), torch.zeros(4, dtype=INT32),
                 torch.full((4,), longest, dtype=INT32), torch.zeros(table, dtype=INT32), slots,
-                counts, flags, rows=4, num_blocks=11, block_size=4, block_stride_rows=6,
-                index_topk=8, index_kpool=1,
+                counts, torch.zeros(1, dtype=INT32), flags, rows=4, num_blocks=11, block_size=4,
+                block_stride_rows=6, index_topk=8, index_kpool=1,
             )  # fmt: skip
             return slots, counts, flags
 
@@ -123,6 +150,62 @@ else:
             assert torch.equal(twin, kernel)
         assert bool((got[0] == -1).all()) and not got[1].any()
         assert int(got[2]) == (2 if longest else 0)
+
+    HALF_STEP = 1.0 + 2.0**-25  # a float64 that is 1 as a float32
+
+    @pytest.mark.parametrize("live", [0, 3, 4, 5])
+    @pytest.mark.parametrize(
+        ("scale", "device", "changed"),
+        [
+            (1.0, None, False), (0.3, 0.3, False), (HALF_STEP, 1.0, False), (1.0, 1.5, True),
+            (2.0**-40, 0.0, True), (1.0, float("nan"), True), (0.3, 0.30000004, True),
+        ],
+    )  # fmt: skip
+    def test_convert_flags_rows_it_does_not_cover_and_another_scale(live, scale, device, changed):
+        def run(runtime):
+            slots, counts = torch.zeros(4, 8, dtype=INT32), torch.zeros(4, dtype=INT32)
+            flags = torch.zeros(1, dtype=INT32)
+            convert(
+                runtime, torch.full((4, 8), -1, dtype=INT32), counts.clone(), counts.clone(),
+                torch.zeros(1, 1, dtype=INT32), slots, counts,
+                torch.tensor([live], dtype=INT32), flags, rows=4, num_blocks=1, block_size=4,
+                block_stride_rows=4, index_topk=8, index_kpool=1, scale=scale,
+                device_scale=None if device is None else torch.tensor([device]),
+            )  # fmt: skip
+            return Flag(int(flags))
+
+        expected = Flag.SCALE_CHANGED if changed else Flag(0)
+        if live > 4:
+            expected |= Flag.ROWS_BEYOND_FORWARD
+        assert both(run) == [expected, expected]
+
+    @pytest.mark.parametrize("factor", [1.0, 1.5, 1.9999999, 2.0**-32, 2.0**33, 0.3])
+    @pytest.mark.parametrize("padded", [0, 8], ids=["dense", "strided"])
+    @pytest.mark.parametrize("heads,dim", [(1, 8), (5, 64), (9, 512)])
+    def test_rescale(factor, padded, heads, dim):
+        rows = 4
+        context = torch.tensor([3, 0, 1, 0, 9], dtype=INT32)
+        # Every FP16 there is, NaN apart: their payloads may differ.
+        bits = torch.arange(rows * heads * (dim + padded)) * 7919 % 65536
+        halves = bits.to(torch.int32).to(torch.uint16).view(torch.float16)
+        halves = halves.nan_to_num(nan=1.0, posinf=torch.inf, neginf=-torch.inf)
+        stored = halves.view(torch.bfloat16).view(rows, heads, dim + padded)
+
+        def run(runtime):
+            whole = stored.clone()
+            rescale(runtime, whole[..., :dim], context, factor)
+            return whole.view(torch.int16)
+
+        product = stored.view(torch.float16).float() * torch.tensor(factor)
+        # Triton's interpreter cuts a float32 off where BF16 ends; a GPU and the twin round it.
+        cut = (product.view(INT32) >> 16).to(torch.int16)
+        for got, expected in zip(
+            both(run), (product.bfloat16().view(torch.int16), cut), strict=True
+        ):
+            assert torch.equal(got[::2, :, :dim], expected[::2, :, :dim])
+            kept = stored.view(torch.int16)
+            assert torch.equal(got[1::2], kept[1::2]), "a row that sees nothing was written"
+            assert torch.equal(got[..., dim:], kept[..., dim:]), "written behind the channels"
 
     @pytest.mark.parametrize("seed", range(10))
     def test_pack(seed):
@@ -146,9 +229,10 @@ else:
         assert bool((got[int(indptr[-1]) :] == -5).all())
 
     @pytest.mark.parametrize("seed", range(10))
-    def test_clamp(seed):
+    @pytest.mark.parametrize("fresh", [False, True])
+    def test_clamp(seed, fresh):
         layout = ScheduleLayout(num_heads=16, num_sms=8, head_dim_ckv=64)
-        works, rows = 37, 9
+        works, rows = 37 if seed % 2 else 300, 9
         schedule = torch.zeros(layout.staged_bytes // 4, dtype=INT32)
         schedule[layout.num_works_at] = works
         starts = random_ints(seed, 0, 8, works) * 32
@@ -161,18 +245,34 @@ else:
         kv_end[:works] = starts + random_ints(seed + 2, 1, 33, works)
         kv_len[:works] = kv_end[:works] + random_ints(seed + 3, 0, 40, works)
         context = random_ints(seed + 4, 0, 330, rows)
+        # A fresh schedule holds the planned values, a clamped one what some clamp before left.
+        for name, planned in (("kv_end", kv_end), ("kv_len", kv_len)):
+            left = planned[:works] if fresh else random_ints(seed + 5, 0, 9, works)
+            schedule[layout.at(name) : layout.at(name) + works] = left
 
         def run(runtime):
             written, flags = schedule.clone(), torch.zeros(1, dtype=INT32)
+            ends, lens = (
+                torch.full_like(kv, -3) if fresh else kv.clone() for kv in (kv_end, kv_len)
+            )
             clamp(
-                runtime, written, kv_end, kv_len, context, flags, layout=layout, index_topk=256,
-                index_kpool=4,
+                runtime, written, ends, lens, context, flags, layout=layout, most_works=works + 8,
+                index_topk=256, index_kpool=4, fresh=fresh,
             )  # fmt: skip
-            return written, flags
+            return written, flags, ends, lens
 
         want, got = both(run)
-        assert torch.equal(want[0], got[0])
-        assert torch.equal(want[1], got[1])
+        for twin, kernel in zip(want, got, strict=True):
+            assert torch.equal(twin, kernel)
+        for saved, planned in zip(got[2:], (kv_end, kv_len), strict=True):
+            assert torch.equal(saved[:works], planned[:works]), "not the planned values"
+            assert not fresh or bool((saved[works:] == -3).all()), "saved behind the last one"
+        seen = context[schedule[:works].long()]
+        valid = seen.where(seen <= 256, 256 + seen % 4)
+        ends = got[0][layout.at("kv_end") :][:works]
+        assert torch.equal(ends, starts.maximum(kv_end[:works].minimum(valid)))
+        assert torch.equal(got[0][layout.at("kv_len") :][:works], kv_len[:works].minimum(valid))
+        assert int(got[1]) == Flag.VALID_ABOVE_PLAN * bool((valid > kv_len[:works]).any())
         changed = torch.nonzero(got[0] != schedule).flatten()
         spans = [range(layout.at(n), layout.at(n) + works) for n in ("kv_end", "kv_len")]
         assert all(any(int(i) in span for span in spans) for i in changed)

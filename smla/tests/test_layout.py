@@ -42,7 +42,7 @@ def test_the_fewer_heads_the_sooner_a_request_is_a_prefill(heads, threshold):
     ],
 )
 def test_the_decodes_are_the_leading_short_requests(q_lens, expected):
-    assert batch_of(q_lens).split(4) == expected
+    assert batch_of(q_lens).check(99, torch.device("cpu")).split(4) == expected
 
 
 def test_rows_are_counted_with_and_without_padding():

@@ -2,11 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
-import torch
 
 from smla import lengths
-from smla.tests.workbench import INT32, starts_of
+from smla.tests.workbench import ints
 
 TOPK = 2048
 CONTEXTS = [*range(1, 6), *range(2047, 2053), *range(4095, 4101), *range(131327, 131330)]
@@ -25,19 +25,19 @@ def selected_by_hand(context: int, topk: int, kpool: int) -> int:
 
 @pytest.mark.parametrize("kpool", POOLS)
 def test_valid_counts_are_what_the_indexer_selects(kpool):
-    contexts = torch.tensor(CONTEXTS, dtype=INT32)
+    contexts = ints(*CONTEXTS)
     got = lengths.valid_counts(contexts, TOPK, kpool)
     expected = [selected_by_hand(context, TOPK, kpool) for context in CONTEXTS]
-    assert got.tolist() == expected and got.dtype == INT32
+    assert got.tolist() == expected and got.dtype == np.int32
 
 
 def test_valid_counts_fall_where_a_pool_is_completed():
-    assert lengths.valid_counts(torch.tensor([2051, 2052]), 2048, 4).tolist() == [2051, 2048]
+    assert lengths.valid_counts(ints(2051, 2052), 2048, 4).tolist() == [2051, 2048]
 
 
 @pytest.mark.parametrize("kpool", POOLS)
 def test_the_largest_valid_count_is_reached_and_never_exceeded(kpool):
-    counts = lengths.valid_counts(torch.arange(1, TOPK + 300), TOPK, kpool)
+    counts = lengths.valid_counts(np.arange(1, TOPK + 300), TOPK, kpool)
     assert int(counts.max()) == lengths.max_valid_count(TOPK, kpool) == TOPK + kpool - 1
 
 
@@ -51,6 +51,11 @@ BATCHES = [
 ]
 
 
+def starts_of(q_lens):
+    """query_start_loc as the host holds it."""
+    return ints(0, *itertools.accumulate(q_lens))
+
+
 def rows_by_hand(q_lens, seq_lens):
     """(request, context) of each row, token by token."""
     rows = []
@@ -62,7 +67,7 @@ def rows_by_hand(q_lens, seq_lens):
 
 @pytest.mark.parametrize(("q_lens", "seq_lens"), BATCHES)
 def test_rows_know_their_request_and_context(q_lens, seq_lens):
-    starts, ends = starts_of(q_lens), torch.tensor(seq_lens, dtype=INT32)
+    starts, ends = starts_of(q_lens), ints(*seq_lens)
     requests = lengths.row_requests(starts).tolist()
     contexts = lengths.row_contexts(starts, ends).tolist()
     assert [*zip(requests, contexts, strict=True)] == rows_by_hand(q_lens, seq_lens)
@@ -72,7 +77,7 @@ def test_rows_know_their_request_and_context(q_lens, seq_lens):
 @pytest.mark.parametrize("kpool", POOLS)
 def test_row_bounds_are_contexts_up_to_the_largest_count(q_lens, upper, kpool):
     max_valid = lengths.max_valid_count(TOPK, kpool)
-    bounds = torch.tensor(upper, dtype=INT32)
+    bounds = ints(*upper)
     got = lengths.row_bounds(starts_of(q_lens), bounds, max_valid=max_valid)
     assert got.tolist() == [min(c, max_valid) for _, c in rows_by_hand(q_lens, upper)]
     assert bounds.tolist() == upper, "the caller's bounds were changed"
@@ -83,9 +88,9 @@ def test_row_bounds_are_contexts_up_to_the_largest_count(q_lens, upper, kpool):
 def test_row_bounds_hold_for_whatever_number_of_drafts_was_rejected(upper, kpool):
     max_valid = lengths.max_valid_count(TOPK, kpool)
     starts = starts_of([3])
-    bounds = lengths.row_bounds(starts, torch.tensor([upper]), max_valid=max_valid)
+    bounds = lengths.row_bounds(starts, ints(upper), max_valid=max_valid)
     for rejected in range(min(upper - 3, 70) + 1):
-        contexts = lengths.row_contexts(starts, torch.tensor([upper - rejected]))
+        contexts = lengths.row_contexts(starts, ints(upper - rejected))
         valid = lengths.valid_counts(contexts, TOPK, kpool)
         assert bool((valid <= bounds).all()), (
             f"{rejected} drafts of {upper} rejected: valid {valid.tolist()}, "
@@ -95,7 +100,7 @@ def test_row_bounds_hold_for_whatever_number_of_drafts_was_rejected(upper, kpool
 
 def test_a_bound_does_not_go_through_the_formula():
     # The formula gives 2048 for the bound's 2052 and 2051 for the true context 2051.
-    bounds = lengths.row_bounds(starts_of([1]), torch.tensor([2052]), max_valid=2051)
+    bounds = lengths.row_bounds(starts_of([1]), ints(2052), max_valid=2051)
     assert bounds.tolist() == [2051]
 
 
@@ -103,7 +108,7 @@ def test_adaptive_bounds_hold_for_every_way_to_share_out_the_rows():
     host, upper, max_valid = [2, 2, 2, 3], [20, 90, 40, 70], 19 * 5
     bounds = lengths.row_bounds(
         starts_of(host),
-        torch.tensor(upper),
+        ints(*upper),
         max_valid=max_valid,
         num_decode_requests=3,
         adaptive=True,
@@ -111,20 +116,18 @@ def test_adaptive_bounds_hold_for_every_way_to_share_out_the_rows():
     assert bounds.tolist() == [90] * 6 + [68, 69, 70]
     for shares in itertools.product(range(7), repeat=3):
         if sum(shares) == 6:
-            contexts = lengths.row_contexts(starts_of([*shares, 3]), torch.tensor(upper))
+            contexts = lengths.row_contexts(starts_of([*shares, 3]), ints(*upper))
             assert bool((contexts <= bounds).all()), f"{shares}: {contexts.tolist()}"
 
 
 def test_adaptive_bounds_stop_at_the_largest_count():
     bounds = lengths.row_bounds(
-        starts_of([2]), torch.tensor([90]), max_valid=19, num_decode_requests=1, adaptive=True
+        starts_of([2]), ints(90), max_valid=19, num_decode_requests=1, adaptive=True
     )
     assert bounds.tolist() == [19, 19]
 
 
 def test_without_verification_requests_adaptive_changes_nothing():
     for adaptive in (False, True):
-        got = lengths.row_bounds(
-            starts_of([2, 1]), torch.tensor([9, 4]), max_valid=19, adaptive=adaptive
-        )
+        got = lengths.row_bounds(starts_of([2, 1]), ints(9, 4), max_valid=19, adaptive=adaptive)
         assert got.tolist() == [8, 9, 4]

@@ -9,7 +9,7 @@ import torch
 from golden import Draw
 from smla import errors
 from smla.schedule import PLAN_INFO_FIELDS, WORK_CAPACITY, ScheduleLayout
-from smla.tests.workbench import INT32, WholeRows, assert_refused
+from smla.tests.workbench import INT32, WholeRows, assert_refused, ints
 
 H200 = ScheduleLayout(num_heads=128, num_sms=132, head_dim_ckv=512)
 
@@ -77,9 +77,9 @@ BORDERS = [(0, 32), (1, 32), (8, 32), (9, 64), (16, 64), (17, 128), (32, 128), (
 def test_the_split_limit_changes_at_its_borders(share, limit, heads):
     layout = ScheduleLayout(heads, 132, 512)
     total = share * layout.num_clusters
-    assert layout.split_limit(torch.tensor([total], dtype=INT32)) == limit
+    assert layout.split_limit(ints(total)) == limit
     if share:  # the share is rounded up
-        least = torch.tensor([total - layout.num_clusters + 1], dtype=INT32)
+        least = ints(total - layout.num_clusters + 1)
         assert layout.split_limit(least) == limit
 
 
@@ -103,7 +103,8 @@ def test_work_items_are_counted_exactly(seed):
     draw = Draw(f"count works {seed}")
     layout = ScheduleLayout(draw.choice([1, 16, 64, 65, 128]), draw.choice([132, 114, 78]), 512)
     longest = draw.choice([1, 33, 70, 193, 500, 2048, 5000])
-    lengths = draw.ints((draw.choice([1, 2, 7, 131, 132, 133, 700]),), 0, longest + 1).to(INT32)
+    rows = draw.choice([1, 2, 7, 131, 132, 133, 700])
+    lengths = ints(*draw.ints((rows,), 0, longest + 1).tolist())
     expected = works_by_hand(lengths.tolist(), layout.num_clusters)
     assert layout.count_works(lengths) == expected, f"lengths up to {longest}, {layout}"
 
@@ -113,13 +114,13 @@ def test_work_items_are_counted_exactly(seed):
 def test_work_items_are_exact_where_rows_are_as_long_as_the_limit(limit, extra):
     layout = ScheduleLayout(16, 132, 512)
     rows = {32: 3, 64: 20, 128: 20, 192: 40, 256: 40}[limit]
-    lengths = torch.full((rows,), limit + extra, dtype=INT32)
+    lengths = ints(*[limit + extra] * rows)
     assert layout.count_works(lengths) == works_by_hand(lengths.tolist(), 132)
 
 
 def test_no_rows_make_no_work_items_and_empty_rows_one_each():
-    assert H200.count_works(torch.empty(0, dtype=INT32)) == 0
-    assert H200.count_works(torch.zeros(5, dtype=INT32)) == 5
+    assert H200.count_works(ints()) == 0
+    assert H200.count_works(ints(0, 0, 0, 0, 0)) == 5
     assert H200.capacity == WORK_CAPACITY == 16384
 
 
@@ -130,7 +131,7 @@ def test_its_own_plan_info_is_accepted_as_ints():
 
 @pytest.mark.parametrize("place", range(18))
 def test_each_field_of_a_plan_info_is_checked(place):
-    info = H200.plan_info
+    info = list(H200.plan_info)
     info[place] += 1
     words = f"{PLAN_INFO_FIELDS[place]} {info[place]} (expected {info[place] - 1})|128 heads"
     assert_refused(lambda: H200.check(info, 592464), errors.PlanLayoutError, words)

@@ -15,16 +15,19 @@ import smla
 ROOT = Path(smla.__file__).parent
 
 ON_THE_HOST = {
-    ("engines/flashinfer/engine.py", "FlashInferEngine.plan"): "the planner's host arguments",
-    ("layout.py", "check_starts"): "query_start_loc_cpu, or what runtime.read() returned",
-    ("lengths.py", "row_bounds"): "documented to take and give host tensors",
+    ("admission.py", "admit"): "a batch made on the host, then taken to the device by the runtime",
+    ("builder.py", "SparseMLABuilder._read_lengths"): "what runtime.read() returned",
+    ("layout.py", "BatchLayout.check"): "query_start_loc_cpu and bounds, found to be on the host",
+    ("layout.py", "query_lengths"): "numpy",
+    ("lengths.py", "row_bounds"): "numpy",
+    ("plan_state.py", "PlanState._prove_layout"): "a block of runtime.staging()",
     ("plan_state.py", "PlanState._replan"): "a block of runtime.staging()",
-    ("plan_state.py", "PlanState.update"): "the planned lengths, which the host derives",
-    ("schedule.py", "ScheduleLayout.count_works"): "lengths, documented as the host's",
+    ("plan_state.py", "PlanState.addresses"): "a dict",
     ("schedule.py", "ScheduleLayout.offsets"): "a dict",
 }
 TWINS = {  # what a CpuRuntime runs inside launch(), in the place of a kernel
-    (f"kernels/{name}.py", f"_{name}_torch") for name in ("clamp", "convert", "pack", "row_map")
+    (f"kernels/{name}.py", f"_{name}_torch")
+    for name in ("clamp", "convert", "pack", "rescale", "row_map")
 }
 WAITS_OR_MOVES = {"cuda", "cpu", "item", "tolist", "numpy", "pin_memory", "is_pinned", "to_local"}
 KEYWORDS = {"non_blocking", "pin_memory", "device"}
@@ -163,7 +166,7 @@ def test_the_source_test_sees_what_it_must(snippet):
 @pytest.mark.parametrize(
     "snippet",
     [
-        "runtime.copy(x, y)\nruntime.zero(x)",
+        "runtime.upload(x, y)\nruntime.fill(x, 0)\nruntime.retain(y)",
         "y = x.to(torch.int32)",
         "y = x[0]\nz: tuple[int, ...] = f(x[1])",
         "@triton.jit\ndef f(x):\n    x.to('cuda')",

@@ -1,4 +1,4 @@
-"""A small serving step on a CPU: a stand-in for FlashInfer's module, good calls, and their answers.
+"""A small serving step on a CPU: good calls, and their answers.
 
 Tests spoil one of the good calls, or watch it being made. What a step must give comes from golden.
 """
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,13 +18,10 @@ from torch import Tensor
 import smla
 from golden import Draw, PagedBytes, attend
 from golden.tolerance import Roundings, compare
-from smla import errors
+from smla import errors, lengths
 from smla.engines.flashinfer.compat import NativeSource
-from smla.lengths import max_valid_count
-from smla.schedule import ScheduleLayout
+from smla.tests.whole_rows import INT32, NUM_SMS, WholeRows
 
-INT32 = torch.int32
-NUM_SMS = 8
 K_SCALE = 0.375
 
 CONFIG = smla.SparseMLAConfig(
@@ -37,62 +35,6 @@ CONFIG = smla.SparseMLAConfig(
     head_dim_kpe=64,
 )
 FP8_CONFIG = replace(CONFIG, kv_dtype=torch.float8_e4m3fn)
-
-
-class WholeRows:
-    """FlashInfer's native module, simplified: one work item per row, attention in float64.
-
-    `tamper` changes the plan-info that the planner returns; None leaves it alone.
-    """
-
-    def __init__(self, num_sms: int = NUM_SMS) -> None:
-        self.num_sms = num_sms
-        self.tamper: Any = None
-
-    def plan(
-        self, float_ws: Tensor, int_ws: Tensor, pinned: Tensor, qo_indptr: Tensor,
-        kv_indptr: Tensor, kv_len: Tensor, num_heads: int, head_dim_o: int, causal: bool,
-    ) -> tuple[list[int], int]:  # fmt: skip
-        layout = ScheduleLayout(num_heads, self.num_sms, head_dim_o)
-        assert not causal and float_ws.nbytes >= layout.float_bytes, "not what FlashInfer needs"
-        assert int_ws.nbytes >= layout.staged_bytes, "the int workspace is too small"
-        rows, clusters = kv_len.numel(), layout.num_clusters
-        assert qo_indptr.tolist() == list(range(rows + 1)), "one query token per row"
-        dealt = [range(first, rows, clusters) for first in range(clusters)]
-        order = torch.tensor([*itertools.chain(*dealt)], dtype=torch.int64)
-        ends = [0, *itertools.accumulate(map(len, dealt))]
-        schedule = pinned.view(INT32)
-        for name, values in (
-            ("q_indptr", order),
-            ("kv_indptr", kv_indptr[order]),
-            ("partial_indptr", torch.full((rows,), -1)),
-            ("q_len", torch.ones(rows)),
-            ("kv_len", kv_len[order]),
-            ("q_start", torch.zeros(rows)),
-            ("kv_start", torch.zeros(rows)),
-            ("kv_end", kv_len[order]),
-            ("work_indptr", torch.tensor(ends)),
-        ):
-            schedule[layout.at(name) :][: values.numel()] = values.to(INT32)
-        info = layout.plan_info
-        return (self.tamper(info) if self.tamper else info), layout.staged_bytes
-
-    def run(
-        self, float_ws: Tensor, int_ws: Tensor, info: list[int], q_nope: Tensor, q_pe: Tensor,
-        ckv: Tensor, kpe: Tensor, kv_indices: Tensor, out: Tensor, lse: Tensor | None,
-        mask_mode: int, num_heads: int, page_size: int, sm_scale: float, base_e: bool,
-        ckv_scale: float, kpe_scale: float, ckv_scale_arr: Tensor | None,
-    ) -> None:  # fmt: skip
-        layout = ScheduleLayout(num_heads, self.num_sms, q_nope.shape[2])
-        schedule = layout.view(int_ws)
-        items = (schedule.array(n).tolist() for n in ("q_indptr", "kv_indptr", "kv_end", "kv_len"))
-        for row, start, end, length in zip(*items, strict=True):
-            slots = kv_indices[start : start + min(end, length)].long()
-            assert not slots.numel() or int(slots.min()) >= 0, f"row {row} reads a negative slot"
-            values = ckv[slots, 0].double() * ckv_scale
-            logits = q_nope[row].double() @ values.T
-            logits += q_pe[row].double() @ (kpe[slots, 0].double() * kpe_scale).T
-            out[row] = (torch.softmax(logits * sm_scale, -1) @ values).to(out.dtype)
 
 
 class Simulated:
@@ -147,18 +89,28 @@ class Workbench:
         *,
         optimism: int | None = 3,
         padded: int | None = None,
+        table: Tensor | None = None,
+        eager: bool = False,
     ) -> smla.BatchLayout:
-        """A good batch. optimism: by how much the host overrates lengths; None: it knows none."""
-        starts, lengths = starts_of(q_lens), torch.tensor(seq_lens, dtype=INT32)
+        """A good batch. optimism: by how much the host overrates lengths; None: it knows none.
+
+        table: a block table to refill, as graphs need it; a new one if None.
+        """
+        starts, known = starts_of(q_lens), torch.tensor(seq_lens, dtype=INT32)
         blocks = self.draw.permutation(self.num_blocks).to(INT32)
-        table = torch.stack([blocks.roll(i) for i in range(len(q_lens))] or [blocks])
+        drawn = torch.stack([blocks.roll(i) for i in range(len(q_lens))] or [blocks])
+        if table is None:
+            table = self.on_device(drawn)
+        else:
+            self.runtime.write(table[: len(drawn)], drawn)
         return smla.BatchLayout(
             query_start_loc_cpu=starts,
             query_start_loc=self.on_device(starts),
-            seq_lens=self.on_device(lengths),
-            block_table=self.on_device(table),
-            seq_lens_cpu_upper_bound=None if optimism is None else lengths + optimism,
+            seq_lens=self.on_device(known),
+            block_table=table,
+            seq_lens_cpu_upper_bound=None if optimism is None else known + optimism,
             num_padded_tokens=padded,
+            eager=eager,
         )
 
     def call(self, batch: smla.BatchLayout) -> dict[str, Tensor]:
@@ -185,7 +137,7 @@ class Workbench:
                 context = length - ends[request + 1] + row + 1
                 count = context if context <= topk else topk + context % kpool
                 chosen.append(torch.arange(context - count, context))
-        assert all(c.numel() <= max_valid_count(topk, kpool) for c in chosen)
+        assert all(c.numel() <= lengths.max_valid_count(topk, kpool) for c in chosen)
         return chosen
 
     def forward(
@@ -202,12 +154,14 @@ class Workbench:
             self.bytes, fmt, config.head_dim_ckv, config.head_dim_kpe,
             config.block_size, config.block_size, self.k_scale or 1.0,
         )  # fmt: skip
+        requests = lengths.row_requests(read(batch.query_start_loc).numpy())
         golden = attend(
             read(call["q_nope"])[:live], read(call["q_pe"])[:live], cache,
-            read(batch.block_table), smla.lengths.row_requests(read(batch.query_start_loc)),
-            self.selected(batch), config.sm_scale, split=1 << 20,
+            read(batch.block_table), torch.from_numpy(requests), self.selected(batch),
+            config.sm_scale, split=1 << 20,
         )  # fmt: skip
-        verdict = compare(read(call["out"])[:live], golden, Roundings.of(fmt, cache.scale))
+        exact = Roundings.of(fmt, 1.0)  # whatever the cache's scale, it rounds nothing
+        verdict = compare(read(call["out"])[:live], golden, exact)
         assert verdict.ok, f"out is not golden's: {verdict.message}"
 
     def good_step(self, **shape: Any) -> None:
@@ -221,9 +175,13 @@ class Workbench:
         """Everything a step may change, copied."""
         state = self.state
         kept: dict[str, Any] = {
-            name: value.clone() for name, value in vars(state).items() if isinstance(value, Tensor)
+            f"{name} of {number}": value.clone()
+            for number, owner in enumerate([state, *state.schedules])
+            for name, value in vars(owner).items()
+            if isinstance(value, Tensor)
         }
         kept |= {"serial": state.serial, "stats": replace(state.stats)}
+        kept |= {"active": len(state.active), "captured": list(state.captures.rows)}
         kept["plan_info"] = list(state.engine.plan_info)
         return kept
 
@@ -233,6 +191,11 @@ def workbench(
 ) -> Workbench:
     runtime = smla.CpuRuntime(num_sms=NUM_SMS)
     return Workbench(config, runtime, source if source is not None else Simulated())
+
+
+def ints(*values: int) -> lengths.Ints:
+    """Lengths as the host holds them, int32."""
+    return np.array(values, dtype=np.int32)
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:

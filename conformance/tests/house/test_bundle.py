@@ -51,7 +51,8 @@ class Spec:
 
 
 def gen_batch_mla_module(backend, q, kv, out, index, ckv, kpe, profiler):
-    return Spec(f"mla_{backend}_{str(kv).removeprefix('torch.')}_{ckv}_{kpe}")
+    kinds = [str(kind).removeprefix("torch.") for kind in (kv, out)]
+    return Spec(f"mla_{backend}_{'_'.join(kinds)}_{ckv}_{kpe}")
 """
 FLASHINFER = {
     "flashinfer/__init__.py": "from .norm import rms\n",
@@ -83,7 +84,9 @@ FLASHINFER = {
     f"{INFO}/licenses/LICENSE": "The license of FlashInfer.",
 }
 # Importing the real one takes seconds, several times per test.
-TORCH = "bfloat16, float8_e4m3fn, int32 = 'torch.bfloat16', 'torch.float8_e4m3fn', 'torch.int32'\n"
+TORCH = "".join(
+    f"{name} = 'torch.{name}'\n" for name in ("bfloat16", "float16", "float8_e4m3fn", "int32")
+)
 HEADER = "flashinfer/data/include/flashinfer/attention/mla_hopper.cuh"
 
 
@@ -174,9 +177,10 @@ def test_bundle_holds_what_the_mla_path_needs_and_no_more(bundle: Path, tmp_path
     assert "The license of FlashInfer." in (folder / "NOTICE").read_text()
 
 
-def test_manifest_tells_the_four_modules_and_no_machine_path(bundle: Path, tmp_path: Path) -> None:
+def test_manifest_tells_the_modules_and_no_machine_path(bundle: Path, tmp_path: Path) -> None:
     found = unpack.unpack(bundle, tmp_path / "there")
-    variants = [(module["kv_dtype"], module["head_dim_kpe"]) for module in found.modules]
+    keys = ("kv_dtype", "head_dim_kpe", "out_dtype")
+    variants = [tuple(module[key] for key in keys) for module in found.modules]
     assert variants == [tuple(variant) for variant in modules.VARIANTS]
     assert (found.flashinfer, found.python_tag, found.cuda) == (VERSION, "cp312", "13.0")
     assert found.needs == ["libcudart.so.13", "libcuda.so.1"]

@@ -7,6 +7,7 @@ from typing import Any
 from conformance.core.case import Config, Geometry
 from conformance.core.lab import Lab
 from conformance.core.requirement import requirement
+from conformance.core.subject import Unobservable
 
 HOPPER = (9, 0)
 GLM = Config(
@@ -71,3 +72,92 @@ DIMS: Mapping[str, tuple[dict[str, Any], str | None]] = {
 def test_dimensions_without_a_kernel_are_refused(lab: Lab) -> None:
     changes, found = DIMS[lab.case["how"]]
     check_refusals(lab, replace(GLM, **changes), HOPPER, found)
+
+
+class _Broken:
+    """A native module with one fault, as a version might bring that nobody has tried yet."""
+
+    def __init__(self, module: Any, kind: str) -> None:
+        self._module, self._kind = module, kind
+        if kind != "no-plan":
+            self.plan = self._plan
+        if kind != "no-run":
+            self.run = self._run
+
+    def _plan(self, *args: Any) -> Any:
+        if self._kind == "plan-raises":
+            raise TypeError("plan() takes 11 arguments")
+        result = self._module.plan(*args)
+        info = list(result[0] if len(result) == 2 else result)
+        if self._kind == "two-extra-fields":
+            return ([*info, 0, 0], *result[1:]) if len(result) == 2 else [*info, 0, 0]
+        return result
+
+    def _run(self, *args: Any) -> None:
+        kind, out, sm_scale = self._kind, args[8], args[13]
+        changed = list(args)
+        if kind == "base-2-logits":
+            changed[13] = sm_scale * 1.442695
+        if kind == "scale-ignored":
+            changed[15] = 1.0
+        if kind == "another-slot":
+            changed[7] = args[7].roll(1)
+        if kind == "run-raises":
+            raise RuntimeError("invalid argument")
+        if kind != "writes-nothing":
+            self._module.run(*changed)
+        if kind == "one-head-missing":
+            out[:, -1] = 0
+        if kind == "not-a-number":
+            out[-1, -1, -1] = float("nan")
+
+
+@requirement(
+    "ADMIT-4", how=("no-plan", "no-run", "plan-raises", "two-extra-fields"), heads=(16, 128)
+)
+def test_a_flashinfer_without_what_is_used_is_refused(lab: Lab) -> None:
+    how, step = lab.case["how"], lab.step()
+    refused = construction_error(lab, how)
+    lab.check(bool(refused), f"a module of the kind {how}", got="admitted", expected="a refusal")
+    word = {"no-plan": "plan", "no-run": "run", "plan-raises": "plan", "two-extra-fields": "20"}[
+        how
+    ]
+    lab.check(word in refused, "the refusal", got=refused, expected=f"one that says {word!r}")
+    bench = lab.bench(step)  # a sound one is still admitted, and works
+    lab.judged_run(bench, step, bench.world.draw_step(step))
+
+
+WRONG = (
+    "writes-nothing",
+    "one-head-missing",
+    "not-a-number",
+    "another-slot",
+    "base-2-logits",
+    "run-raises",
+    "scale-ignored",
+    "sound",
+)
+
+
+@requirement("ADMIT-5", how=WRONG, dtype=("fp8", "bf16"))
+def test_what_is_admitted_works(lab: Lab) -> None:
+    how, fp8 = lab.case["how"], lab.case["dtype"] == "fp8"
+    refused = construction_error(lab, how)
+    if how == "sound" or (how == "scale-ignored" and not fp8):
+        lab.expect(refused, "", "the refusal of a sound module")
+        step = lab.step()
+        bench = lab.bench(step, wrap=lambda module: _Broken(module, how))
+        lab.judged_run(bench, step, bench.world.draw_step(step))
+        return
+    lab.check(bool(refused), f"a module of the kind {how}", got="admitted", expected="a refusal")
+
+
+def construction_error(lab: Lab, kind: str) -> str:
+    """Construct over a module with this fault; return the error's text, empty for none."""
+    try:
+        lab.bench(lab.step(), wrap=lambda module: _Broken(module, kind))
+    except Unobservable:
+        raise
+    except Exception as problem:  # any class: the subject's own
+        return str(problem)
+    return ""

@@ -229,10 +229,12 @@ class _Tampered:
     def __init__(self, module: Any, kind: str) -> None:
         self.run, self._module, self._kind = module.run, module, kind
 
-    def plan(self, *args: Any) -> tuple[list[int], int]:
+    def plan(self, *args: Any) -> Any:
         """Plan, then change what is returned."""
-        info, staged_bytes = self._module.plan(*args)
-        return _tampered(self._kind, [int(value) for value in info]), staged_bytes
+        result = self._module.plan(*args)
+        info = result[0] if len(result) == 2 else result
+        changed = _tampered(self._kind, [int(value) for value in info])
+        return (changed, result[1]) if len(result) == 2 else changed
 
 
 @requirement("PLAN-13", how=KINDS, heads=(16, 64, 128))

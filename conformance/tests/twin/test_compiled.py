@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 from conformance.cache import Cache
 from conformance.twin import compiled
+from conformance.twin.drawn import FLOAT_BYTES
 from conformance.twin.errors import CompilerMissing, TwinDomainError
+from conformance.twin.planner import INFO_FIELDS, plan
 
 
 def build(root: Path) -> compiled.CompiledPlanner:
@@ -35,6 +38,38 @@ def test_no_rows_never_reach_the_native_division(tmp_path: Path) -> None:
     planner = build(tmp_path)
     with pytest.raises(TwinDomainError, match="0 rows"):
         planner.plan([0], [0], [], 16, 512, 132, torch.zeros(1 << 20, dtype=torch.uint8), 1 << 27)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("num_sms", [8, 132])
+def test_a_slice_of_a_batch_is_planned_as_alone_with_absolute_starts(
+    num_sms: int, heads: int, tmp_path: Path
+) -> None:
+    planner, rows, first_row, first_entry = build(tmp_path), [1, 0, 4, 2], 1000, 1 << 25
+    lengths = [9000, 9, 300, 0]
+    alone, slice_, twin = (torch.full((1 << 20,), 0xA5, dtype=torch.uint8) for _ in range(3))
+    starts = list(accumulate(rows, initial=0))
+    kv_starts = list(accumulate(lengths, initial=0))
+    sizes = (heads, 512, num_sms)
+    expected = planner.plan(starts, kv_starts, lengths, *sizes, alone, FLOAT_BYTES)
+    starts, kv_starts = [x + first_row for x in starts], [x + first_entry for x in kv_starts]
+    assert planner.plan(starts, kv_starts, lengths, *sizes, slice_, FLOAT_BYTES) == expected
+    assert plan(starts, kv_starts, lengths, *sizes, twin, FLOAT_BYTES) == expected
+    assert torch.equal(twin, slice_)
+    # Back to relative numbers, and nothing else may differ.
+    where = dict(zip(INFO_FIELDS, expected[0], strict=True))
+
+    def ints(name: str, count: int) -> torch.Tensor:
+        return slice_[where[name] : where[name] + 4 * count].view(torch.int32)
+
+    works = int(ints("work_indptr", where["num_blks_y"] + 1)[-1])
+    ints("q_indptr", works).sub_(first_row)
+    ints("kv_indptr", works).sub_(first_entry)
+    jobs = ints("merge_packed_offset_end", num_sms) > 0
+    assert bool(jobs.any())
+    for name in ("merge_packed_offset_start", "merge_packed_offset_end"):
+        ints(name, num_sms)[jobs] -= first_row * heads
+    assert torch.equal(slice_, alone)
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from conformance.tests.twin.bench import BACKGROUND, SLOTS, Step
+from conformance.tests.twin.bench import BACKGROUND, SLOTS, SM_SCALE, VERSIONS, Step
 from conformance.twin.errors import TwinDomainError, TwinFault
 from conformance.twin.planner import INFO_FIELDS
 
@@ -34,6 +34,13 @@ def test_real_dimensions(lengths: list[int]) -> None:
     step.check(step.run())
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_every_version_gives_attention(version: str, fp8: bool) -> None:
+    step = Step(MIXED, heads=64, kpe=64, fp8=fp8, version=version)
+    step.check(step.run())
+
+
 @pytest.mark.parametrize("heads", [16, 48, 128])
 def test_several_query_tokens_in_one_batch_row(heads: int) -> None:
     step = Step([100, 0, 257], heads=heads, q_len=5)
@@ -53,8 +60,9 @@ def test_rerun_is_bitwise_the_same() -> None:
     assert torch.equal(step.lse, lse)
 
 
-def test_empty_rows_are_exactly_zero() -> None:
-    step = Step([0, 40, 0], heads=128)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_empty_rows_are_exactly_zero(version: str) -> None:
+    step = Step([0, 40, 0], heads=128, version=version)
     out = step.run()
     assert not out[[0, 2]].any()
     assert bool((step.lse[[0, 2]] == -math.inf).all())
@@ -90,11 +98,49 @@ def test_clamped_plans_attend_to_the_prefix(heads: int, num_sms: int, kv_len: bo
     step.check(step.run(), VALID)
 
 
-@pytest.mark.parametrize("valid", [0, 5, 20, 31, 32, 90, 96, 100, 160])
-def test_fully_masked_tiles_contribute_nothing(valid: int) -> None:
-    step = Step([300])  # 132 SMs: items of 32; those clamped empty at 32, 96, ... run a masked tile
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("valid", [5, 20, 31, 32, 90, 96, 100, 160])
+def test_fully_masked_tiles_contribute_nothing(valid: int, version: str) -> None:
+    # 132 SMs: items of 32; those clamped empty at 32, 96, ... run a masked tile
+    step = Step([300], version=version)
     step.clamp([valid], kv_len=False)
     step.check(step.run(), [valid])
+
+
+@pytest.mark.parametrize("num_sms", [1, 132], ids=["unsplit", "split"])
+@pytest.mark.parametrize("kv_len", [True, False], ids=["both clamped", "kv_end clamped"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rows_clamped_empty_are_zero_and_their_lse_is_the_versions(
+    version: str, kv_len: bool, num_sms: int
+) -> None:
+    step = Step([300], num_sms=num_sms, lse_base_e=False, version=version)
+    step.clamp([0], kv_len)
+    assert not step.run().any()
+    # An unsplit row is recognised as empty; a merge of empty states keeps where it began.
+    merged = num_sms > 1 and version == "0.6.18"
+    assert bool((step.lse == (-5e4 if merged else -math.inf)).all())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_logits_below_the_finite_sentinel_are_lost_in_0_6_alone(version: str) -> None:
+    step = Step([40], num_sms=1, version=version)
+    step.q_nope.fill_(-100)
+    step.cache.fill_(10)  # every logit is -64000
+    lost = version == "0.6.18"
+    assert bool((step.run() == (0 if lost else 10)).all())
+    lse = -math.inf if lost else -64000 * SM_SCALE + math.log(40)
+    assert float(step.lse[0, 0]) == pytest.approx(lse)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_slice_of_a_batch_attends_at_its_own_rows(version: str) -> None:
+    step = Step(MIXED, heads=64, kpe=64, num_sms=8, first_row=5, first_entry=77, version=version)
+    step.check(step.run())
+    assert bool((step.out[:5] == BACKGROUND).all())
+    assert bool((step.lse[:5] == BACKGROUND).all())
+    assert set(step.log.reach()) == {5 + row for row, length in enumerate(MIXED) if length}
+    step.clamp(VALID)
+    step.check(step.run(), VALID)
 
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])

@@ -1,10 +1,12 @@
 """FlashInfer's native planner and kernel, called with our own buffers and staging."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from smla.config import SparseMLAConfig
-from smla.engines.flashinfer.compat import NativeSource
+from smla.engines.flashinfer.compat import NativeSource, complete, out_dtype, planned
 from smla.kv_cache import FlatCache
 from smla.runtime import Runtime
 from smla.schedule import ScheduleLayout
@@ -23,31 +25,43 @@ class FlashInferEngine:
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, source: NativeSource) -> None:
         self.layout = ScheduleLayout(config.num_heads, runtime.num_sms, config.head_dim_ckv)
+        self.plan_info = list(self.layout.plan_info)
+        self.plan_copies = False
+        self.out_dtype = out_dtype(config)
+        self._native_info: Sequence[int] = ()
+        self._staged_bytes: int | None = None
         self._config = config
         self._runtime = runtime
-        self._module = source.load(config)
+        self._module = complete(source.load(config))
         self._rows = torch.arange(config.max_tokens + 1, dtype=torch.int32)
-        self.plan_info = self.layout.plan_info
 
     def plan(
-        self, float_workspace: Tensor, int_workspace: Tensor, staging: Tensor, lengths: Tensor
+        self,
+        float_workspace: Tensor,
+        int_workspace: Tensor,
+        staging: Tensor,
+        first_row: int,
+        lengths: Tensor,
+        kv_indptr: Tensor,
     ) -> None:
-        rows = lengths.numel()
-        kv_indptr = torch.zeros(rows + 1, dtype=torch.int32)
-        torch.cumsum(lengths, 0, dtype=torch.int32, out=kv_indptr[1:])
-        info, staged_bytes = self._runtime.native_plan(
+        result = self._runtime.native_plan(
             self._module.plan,
             float_workspace,
             int_workspace,
             staging,
-            self._rows[: rows + 1],
+            self._rows[first_row : first_row + lengths.numel() + 1],
             kv_indptr,
             lengths,
             self._config.num_heads,
             self._config.head_dim_ckv,
             False,
         )
-        self.plan_info = self.layout.check(info, int(staged_bytes))
+        info, staged_bytes = planned(result)
+        self.plan_copies = staged_bytes is None
+        # FlashInfer's own object is cheaper to compare and to pass back than a list of its items.
+        if info != self._native_info or staged_bytes != self._staged_bytes:
+            self.plan_info = self.layout.check(info, staged_bytes)
+            self._native_info, self._staged_bytes = info, staged_bytes
 
     def run(
         self,
@@ -58,13 +72,15 @@ class FlashInferEngine:
         q_pe: Tensor,
         cache: FlatCache,
         out: Tensor,
-        k_scale: float,
+        *,
+        sm_scale: float,
+        kv_scale: float,
     ) -> None:
         self._runtime.native_run(
             self._module.run,
             float_workspace,
             int_workspace,
-            self.plan_info,
+            self._native_info,
             q_nope,
             q_pe,
             cache.ckv,
@@ -75,9 +91,9 @@ class FlashInferEngine:
             _NOT_CAUSAL,
             self._config.num_heads,
             _PAGE_SIZE,
-            self._config.sm_scale,
+            sm_scale,
             False,
-            k_scale,
-            k_scale,
+            kv_scale,
+            kv_scale,
             None,
         )

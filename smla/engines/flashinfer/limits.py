@@ -2,6 +2,7 @@
 
 from smla.config import SparseMLAConfig
 from smla.runtime import Runtime
+from smla.schedule import ScheduleLayout
 
 
 def refusals(
@@ -22,6 +23,12 @@ def refusals(
     if head_dims_ckv is not None and config.head_dim_ckv not in head_dims_ckv:
         allowed = ", ".join(map(str, sorted(head_dims_ckv)))
         reasons.append(f"kv_lora_rank {config.head_dim_ckv}: the kernel takes {allowed}")
+    layout = ScheduleLayout(min(config.num_heads, 128), runtime.num_sms, config.head_dim_ckv)
+    if config.max_graph_tokens > layout.most_rows:
+        reasons.append(
+            f"captured forwards of up to {config.max_graph_tokens} rows: a graph runs one schedule "
+            f"of {layout.capacity} work items, which holds any {layout.most_rows} rows"
+        )
     if config.block_size % 64:
         reasons.append(f"block size {config.block_size}: must be a multiple of 64")
     return reasons

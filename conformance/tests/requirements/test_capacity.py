@@ -1,0 +1,84 @@
+"""PLAN-7: more rows than one of FlashInfer's schedules holds."""
+
+from typing import Any
+
+import torch
+
+from conformance.core.bench import Bench
+from conformance.core.case import Step, valid_count
+from conformance.core.inputs import StepInputs
+from conformance.core.lab import Lab
+from conformance.core.requirement import requirement
+
+CAPACITY = 16384
+"""Work items of a schedule (FlashInfer 0.6.18 to 0.7.4, scheduler.cuh: max_total_num_works)."""
+
+SAMPLES = 256
+_QUERIES = 512
+"""Rows whose queries are drawn; the others repeat them."""
+
+
+def prompt(lab: Lab, rows: int) -> Step:
+    """Return one request whose last `rows` tokens are all queries of this step, and a decode."""
+    before = lab.case.draw.fork("before").randint(0, 40)
+    return Step((1, rows - 1), (17, rows - 1 + before), (17, rows - 1 + before), rows)
+
+
+def large_inputs(bench: Bench, step: Step) -> StepInputs:
+    """Draw inputs for many rows: each selects its newest tokens; queries repeat."""
+    config, world = bench.config, bench.world
+    geometry, draw = config.geometry, bench.case.draw.fork("large")
+    contexts = torch.tensor(step.contexts(), dtype=torch.int64)
+    counts = torch.tensor([valid_count(context, geometry) for context in contexts.tolist()])
+    place = torch.arange(geometry.topk_width)
+    topk = (contexts - counts)[:, None] + place
+    topk = topk.masked_fill_(place >= counts[:, None], -1).to(torch.int32)
+    repeat = torch.arange(step.rows, device=world.device) % _QUERIES
+    heads = config.num_heads
+    q_nope = draw.bf16((_QUERIES, heads, config.head_dim_ckv), world.device)[repeat]
+    q_pe = draw.bf16((_QUERIES, heads, config.head_dim_kpe), world.device)[repeat]
+    tokens = [
+        torch.arange(context - count, context)
+        for context, count in zip(contexts.tolist(), counts.tolist(), strict=True)
+    ]
+    return StepInputs(tokens, topk, q_nope, q_pe)
+
+
+def sampled(lab: Lab, rows: int) -> list[int]:
+    """Draw rows to judge, with both ends and what lies around each possible border."""
+    draw = lab.case.draw.fork("samples")
+    chosen = {draw.randint(0, rows) for _ in range(SAMPLES)} | {0, 1, rows - 2, rows - 1}
+    for parts in (2, 3):
+        border = -(-rows // parts)
+        chosen |= {b + d for b in range(border, rows, border) for d in (-2, -1, 0, 1)}
+    for border in range(CAPACITY, rows, CAPACITY):
+        chosen |= {border - 1, border, border + 1}
+    return sorted(row for row in chosen if 0 <= row < rows)
+
+
+@requirement(
+    "PLAN-7", how=("forced-mqa",), heads=(128, 1), dtype=("bf16", "fp8"), geo=("tiny", "wide")
+)
+def test_any_number_of_rows_is_served(lab: Lab) -> None:
+    on_gpu = lab.tier.native is None
+    lab.interpret = False  # 16384 programs of a kernel take minutes in the interpreter
+    rows = 32768 if on_gpu else CAPACITY + 700 + lab.case.number
+    step = prompt(lab, rows)
+    # On the twin full sizes would only take longer.
+    changes: dict[str, Any] = {} if on_gpu else {"num_heads": min(int(lab.case["heads"]), 66)}
+    if not on_gpu and changes["num_heads"] > 4:
+        changes["head_dim_ckv"] = 16
+    bench = lab.bench(step, changes=changes)
+    inputs = large_inputs(bench, step)
+    bench.load(inputs)
+    bench.forward(bench.build(step), rows)
+    bench.runtime.synchronize()
+    out = bench.output_buffer(rows)  # stays where it is: gigabytes on a GPU
+    lab.expect(int((~out.isfinite()).sum()), 0, "elements that are not finite")
+    chosen = sampled(lab, rows)
+    golden = bench.world.golden(step, inputs, split=None, rows=chosen)
+    lab.golden(bench, bench.read(out[chosen]), golden, f"{len(chosen)} of {rows} rows")
+    # A small step after it finds nothing left of the large one.
+    small = Step((1, 1), (9, 30), (9, 30), 2)
+    few = bench.world.draw_step(small)
+    lab.judged_run(bench, small, few)

@@ -1,0 +1,52 @@
+"""What a plan state takes of the device's and the host's memory, told before it is allocated."""
+
+from dataclasses import dataclass
+
+from smla.config import SparseMLAConfig
+from smla.schedule import ScheduleLayout
+
+_INT32 = 4
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes that one plan state takes: on the device, all at construction, and on the host.
+
+    pinned_per_plan: page-locked host memory for each plan in flight (torch's allocator keeps and
+    reuses it).
+    """
+
+    schedules: int
+    float_workspace: int
+    kv_indices: int
+    kv_indptr: int
+    slots: int
+    rows: int
+    pinned_per_plan: int
+
+    @property
+    def device(self) -> int:
+        """All of the device memory."""
+        return (
+            self.schedules + self.float_workspace + self.kv_indices + self.kv_indptr
+            + self.slots + self.rows
+        )  # fmt: skip
+
+
+def memory_estimate(config: SparseMLAConfig, num_sms: int = 132) -> MemoryEstimate:
+    """Return what a plan state of this configuration will take, before anything is allocated.
+
+    num_sms: the GPU's streaming multiprocessors (132 on H100 SXM and H200).
+    """
+    layout = ScheduleLayout(config.num_heads, num_sms, config.head_dim_ckv)
+    rows, width = config.max_tokens, config.topk_width
+    per_schedule = layout.staged_bytes + 2 * layout.capacity * _INT32
+    return MemoryEstimate(
+        schedules=layout.most_schedules(rows) * per_schedule,
+        float_workspace=layout.float_bytes,
+        kv_indices=rows * width * _INT32,
+        kv_indptr=(rows + 1) * _INT32,
+        slots=rows * width * _INT32,
+        rows=(3 * rows + 2) * _INT32,
+        pinned_per_plan=layout.most_schedules(rows) * layout.staged_bytes + (rows + 1) * _INT32,
+    )

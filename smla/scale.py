@@ -1,0 +1,65 @@
+"""Scales: what the softmax and an FP8 cache may be scaled by, and how the exact scale is applied.
+
+FlashInfer's kernel multiplies E4M3 values by the cache's scale in BF16 (0.6.18 to 0.7.4,
+mla_hopper.cuh), which rounds the scale to 8 bits and every product again. A power of two passes
+through unharmed. So a scale is split into a power of two, given to the kernel, and a rest, which
+scales the logits through sm_scale (float32) and the output in `smla.kernels.rescale`. That the
+output is not rounded to BF16 twice, FlashInfer's module writes it as FP16.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from smla import errors
+
+_SMALLEST, _LARGEST = torch.finfo(torch.bfloat16).tiny, torch.finfo(torch.bfloat16).max
+SM_SCALES = f"a float above 0, from {_SMALLEST:.3g} to {_LARGEST:.3g}"
+_KV_EXPONENT = 40
+_LEAST_POWER, _MOST_POWER = -8, 7
+KV_SCALES = f"a float from 2**-{_KV_EXPONENT} to 2**{_KV_EXPONENT}"
+
+
+def is_sm_scale(value: object) -> bool:
+    """Return whether a softmax scale neither overflows nor vanishes in the kernel's float32.
+
+    A Python float or int; not a bool, and not a tensor, which would be read from the device.
+    """
+    return _is_number(value) and _SMALLEST <= value <= _LARGEST  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class KVScale:
+    """The per-tensor scale of an FP8 cache: value = power * rest."""
+
+    value: float
+    power: float
+    rest: float
+
+    @classmethod
+    def of(cls, value: object) -> "KVScale":
+        """Split a scale; raise errors.ScaleError unless it is one of KV_SCALES.
+
+        The power is the largest one not above the value, as far as E4M3 values times the power
+        lie well within FP16. So logits keep their true size, which a FlashInfer that masks with a
+        finite logit needs (0.6.18: -50000).
+        """
+        least, most = 2.0**-_KV_EXPONENT, 2.0**_KV_EXPONENT
+        if not _is_number(value) or not least <= value <= most:  # type: ignore[operator]
+            raise errors.ScaleError(
+                "k_scale",
+                found=repr(value),
+                allowed=f"{KV_SCALES} for an FP8 cache",
+                remedy="pass the scale that the cache was written with",
+            )
+        exponent = math.frexp(value)[1] - 1  # type: ignore[arg-type]
+        power = 2.0 ** min(max(exponent, _LEAST_POWER), _MOST_POWER)
+        return cls(float(value), power, value / power)  # type: ignore[arg-type, operator]
+
+
+ONE = KVScale(1.0, 1.0, 1.0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
