@@ -15,6 +15,7 @@ from rich.table import Table
 from conformance import driver, settings
 from conformance.bundle import toolkit
 from conformance.bundle.errors import ToolMissing
+from conformance.twin.semantics import BY_VERSION
 
 State = Literal["ok", "missing"]
 Need = Literal["twin", "planner", "hopper", "bundle"]
@@ -25,7 +26,8 @@ NEEDS: dict[Need, str] = {
     "hopper": "the hopper tier: the real kernels",
     "bundle": "making a bundle for a GPU host without network",
 }
-SUPPORTED_FLASHINFER = "0.7.2.post1"
+FLASHINFER = "0.7.2.post1"
+"""The version to install where there is none."""
 # What `import flashinfer.mla` and its module loader import, torch and triton aside.
 _FLASHINFER_IMPORTS = ("tvm_ffi", "einops", "jinja2", "numpy", "pynvml", "requests", "tqdm")
 
@@ -129,14 +131,14 @@ def _flashinfer() -> Finding:
     name = "FlashInfer"
     needed_for: tuple[Need, ...] = ("planner", "hopper")
     remedy = (
-        f"python -m pip install flashinfer-python=={SUPPORTED_FLASHINFER} (with --no-deps where "
+        f"python -m pip install flashinfer-python=={FLASHINFER} (with --no-deps where "
         "there is no GPU), or put an unpacked bundle on PYTHONPATH"
     )
     version = _version("flashinfer-python")
     if version is None or importlib.util.find_spec("flashinfer") is None:
         return Finding(name, "missing", "not installed", needed_for, remedy)
-    if version != SUPPORTED_FLASHINFER:
-        detail = f"{version}; the engine knows {SUPPORTED_FLASHINFER}"
+    if version not in BY_VERSION:
+        detail = f"{version}; the suite knows {', '.join(BY_VERSION)}"
         return Finding(name, "missing", detail, needed_for, remedy)
     return Finding(name, "ok", version, needed_for)
 

@@ -24,6 +24,17 @@ _MOST_ERROR = 2.0**-6
 
 
 def admit(backend: "SparseMLABackend", version: str) -> None:
+    """Raise errors.AdmissionError unless a tiny batch comes out right; see `_try`."""
+    try:
+        _try(backend, version)
+    except errors.SmlaError:
+        raise
+    except Exception as problem:  # whatever a native module raises
+        found = f"{type(problem).__name__}: {problem}"
+        raise _refusal(version, found, "no error of its own") from problem
+
+
+def _try(backend: "SparseMLABackend", version: str) -> None:
     """Raise errors.AdmissionError unless a row of 1 token and one of 37 come out right.
 
     Both under a plan for 37, so that the clamp's part is seen.

@@ -34,6 +34,8 @@ class SparseMLABackend:
 
     runtime: where it runs; a CudaRuntime of the current GPU when None.
     source: where FlashInfer's native module comes from; the installed one when None.
+    verify: plan and run a tiny batch now, which also compiles every Triton kernel. Without it the
+        first step compiles them, and a FlashInfer that computes wrongly is admitted.
 
     Raises errors.UnsupportedError with every missed limit, errors.VersionError for a FlashInfer
     that is absent or outside of the known range, errors.PlanLayoutError for one that plans
@@ -46,6 +48,7 @@ class SparseMLABackend:
         *,
         runtime: Runtime | None = None,
         source: NativeSource | None = None,
+        verify: bool = True,
     ) -> None:
         self.config = config
         self.runtime: Runtime = runtime if runtime is not None else CudaRuntime()
@@ -53,7 +56,8 @@ class SparseMLABackend:
         if reasons := self.reasons(config, self.runtime, source):
             raise errors.UnsupportedError(reasons)
         self.engine = FlashInferEngine(config, self.runtime, source)
-        admit(self, source.version)
+        if verify:
+            admit(self, source.version)
         layout = self.engine.layout
         _log.info(
             "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache, grid "

@@ -160,5 +160,9 @@ class SmlaSubject:
             runtime, source = smla.CudaRuntime(), InstalledFlashInfer()
         if wrap is not None:
             source = _Wrapped(source, wrap)
-        backend = smla.SparseMLABackend(_config(config), runtime=runtime, source=source)
+        # The tiny batch of the construction is looked at where modules are tampered with. Elsewhere
+        # it would hide from a requirement's own cases what they are to find.
+        backend = smla.SparseMLABackend(
+            _config(config), runtime=runtime, source=source, verify=wrap is not None
+        )
         return SmlaInstance(backend)

@@ -13,7 +13,7 @@ from smla.flags import Flag
 from smla.kernels import Kernel
 from smla.runtime import Runtime
 
-_CHUNK = 1024
+_CHUNK = 4096
 
 
 @triton.jit(
@@ -140,7 +140,7 @@ def _convert_torch(
     flags |= BELOW * int((kept < formula).any()) | ABOVE * int((kept > formula).any())
 
 
-CONVERT = Kernel("convert", _convert_triton, _convert_torch)
+CONVERT = Kernel("convert", _convert_triton, _convert_torch, num_warps=8)
 
 
 def convert(

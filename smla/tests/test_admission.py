@@ -178,7 +178,7 @@ def test_a_right_output_whose_plan_was_too_short_is_refused_by_its_flag():
     assert_refused(
         lambda: workbench(source=Simulated(PlansTooLittle())),
         errors.AdmissionError,
-        "FlashInfer stand-in|VALID_ABOVE_PLAN|none",
+        "FlashInfer stand-in|VALID_ABOVE_PLAN|no flags",
     )
 
 

@@ -122,7 +122,8 @@ def test_a_flashinfer_without_what_is_used_is_refused(lab: Lab) -> None:
     word = {"no-plan": "plan", "no-run": "run", "plan-raises": "plan", "two-extra-fields": "20"}[
         how
     ]
-    lab.check(word in refused, "the refusal", got=refused, expected=f"one that says {word!r}")
+    named = word in refused and "FlashInfer" in refused
+    lab.check(named, "the refusal", got=refused, expected=f"one of FlashInfer's {word!r}")
     bench = lab.bench(step)  # a sound one is still admitted, and works
     lab.judged_run(bench, step, bench.world.draw_step(step))
 

@@ -81,7 +81,11 @@ def test_plans_in_flight_keep_their_own_schedules(lab: Lab) -> None:
     finally:
         blocked.release()
     lab.check(held, f"the device after {depth} steps", got="waited for", expected="still held")
-    outs = [bench.read(frame.out[: frame.step.rows]) for frame in frames]
+    try:
+        outs = [bench.read(frame.out[: frame.step.rows]) for frame in frames]
+    except Exception as problem:  # a schedule of other rows reaches beyond this step's
+        lab.expect(str(problem), "", f"what the device says of {depth} steps queued at once")
+        raise
     for number, (step, given, out) in enumerate(zip(steps, inputs, outs, strict=True)):
         # The schedule of a past step is gone: golden takes the looser bound of unknown splits.
         golden = bench.world.golden(step, given, split=None)
