@@ -60,6 +60,12 @@ def sanitize(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure plans and kernels beside FlashInfer's wrapper; 2 where a Hopper GPU is missing."""
+    verdict(session, "conformance", "bench", *session.posargs)
+
+
+@nox.session(default=False)
 def bundle(session: nox.Session) -> None:
     """Pack what a GPU machine without network needs: nox -s bundle -- 0.7.2.post1."""
     verdict(session, "conformance", "bundle", *session.posargs, extras=("test", "bundle"))

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from conformance import logs, settings
+from conformance.bench.cli import bench_command
 from conformance.bundle.cli import bundle_command
 from conformance.cache import CacheError
 from conformance.clean import claim_report, clean_command
@@ -131,6 +132,7 @@ def run_command(
 
 
 for command in (
+    bench_command,
     bundle_command,
     clean_command,
     doctor_command,

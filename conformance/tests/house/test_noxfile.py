@@ -52,7 +52,8 @@ CODES = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (-9, 3)]
 
 @pytest.mark.parametrize(
     ("session", "ends", "expected"),
-    [("conformance", *codes) for codes in CODES] + [("mutants", 2, 2), ("sanitize", 2, 2)],
+    [("conformance", *codes) for codes in CODES]
+    + [("mutants", 2, 2), ("sanitize", 2, 2), ("bench", 2, 2)],
 )
 def test_exit_code_is_the_command_s_own(
     house: Path, session: str, ends: int, expected: int

@@ -1,0 +1,86 @@
+"""Where the benchmark runs: a GPU, or a CPU that rehearses it."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from conformance.bench.shape import TINY, Parts, Shape
+from conformance.bench.timer import GpuTimer, NoTimer, Timer
+from conformance.bench.wrapper import Wrapper
+from conformance.core import gpus
+from conformance.subjects import measured
+from conformance.twin.surface import NativeModule
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of device memory handed out and held, and of pinned host memory held, where told."""
+
+    allocated: int
+    reserved: int
+    pinned: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What measures run on. shape: their sizes, before each sets its own.
+
+    construct: the backend measured. wrapper: FlashInfer's, which may refuse by raising.
+    memory: what is in use now; None where nothing is told.
+    """
+
+    shape: Shape
+    timer: Timer
+    construct: Callable[[Shape], Parts]
+    wrapper: Callable[[Shape, torch.device], Any]
+    memory: Callable[[], Memory | None]
+    rehearsal: bool = False
+
+    def sized(self, **changes: Any) -> Shape:
+        """The shape with some of its sizes changed."""
+        return replace(self.shape, **changes)
+
+
+def obstacle() -> str | None:
+    """Why this machine cannot be measured; None where it can. Chooses the first Hopper GPU."""
+    found = gpus.visible_capabilities()
+    if gpus.HOPPER in found:
+        torch.cuda.set_device(found.index(gpus.HOPPER))
+        return None
+    seen = ", ".join(f"{major}.{minor}" for major, minor in found) or "no GPU"
+    return f"no GPU of compute capability 9.0 is visible (found: {seen})"
+
+
+def gpu() -> Machine:
+    """The current GPU, with the installed FlashInfer; obstacle() must be None."""
+    return Machine(Shape(), GpuTimer(), measured.factory(), Wrapper, _gpu_memory)
+
+
+def rehearsal() -> Machine:
+    """The CPU: tiny sizes, FlashInfer simulated, nothing timed."""
+    construct = measured.factory(NativeModule)
+    return Machine(TINY, NoTimer(), construct, _no_wrapper, lambda: None, rehearsal=True)
+
+
+def _no_wrapper(shape: Shape, device: torch.device) -> Any:
+    raise NotImplementedError("a rehearsal has no wrapper: it needs a GPU")
+
+
+def _gpu_memory() -> Memory:
+    gc.collect()
+    torch.cuda.synchronize()
+    return Memory(torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), _pinned())
+
+
+def _pinned() -> int | None:
+    """Pinned bytes that torch's host allocator holds; None where this torch does not tell.
+
+    Versions call them by different names, beside others of what is in use, which is less.
+    """
+    tell = getattr(torch.cuda, "host_memory_stats", None)
+    told = tell() if tell is not None else {}
+    keys = ("reserved_bytes.current", "allocated_bytes.current")
+    return max((int(told[key]) for key in keys if key in told), default=None)
