@@ -48,17 +48,17 @@ class DeviceSchedule:
         kv_indptr: Tensor,
     ) -> None:
         """Write the schedule of these rows to a block of `staging`; see `Engine.plan`."""
-        self._engine.plan(
-            float_workspace, self.workspace, block[: self._staged], first_row, lengths, kv_indptr
-        )
+        self._engine.plan(float_workspace, self.workspace, block, first_row, lengths, kv_indptr)
 
     def upload(self, block: Tensor, rows: int) -> None:
         """Queue the copy of a block that `rows` rows were planned into, `rest` included."""
         self._most_works = self._engine.layout.most_works(rows)
         self._fresh = True
-        size, copied = block.numel(), self._staged if self._engine.plan_copies else 0
-        if copied < size:
-            self._runtime.upload(self._block[copied:size], block[copied:])
+        size = block.numel()
+        if not self._engine.plan_copies:
+            self._runtime.upload(self._block[:size], block)
+        elif size > self._staged:
+            self._runtime.upload(self._block[self._staged : size], block[self._staged :])
         else:
             self._runtime.retain(block)
 

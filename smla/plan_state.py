@@ -214,7 +214,9 @@ class PlanState:
         np.cumsum(planned, out=offsets[1:])
         lengths = torch.from_numpy(planned)
         for schedule, block, part in zip(active, blocks, chunks, strict=False):
-            mine, starts = lengths[part.start : part.stop], indptr[part.start : part.stop + 1]
+            mine, starts = lengths, indptr
+            if len(chunks) > 1:
+                mine, starts = lengths[part.start : part.stop], indptr[part.start : part.stop + 1]
             try:
                 schedule.plan(self.float_workspace, block, part.start, mine, starts)
             except Exception:

@@ -35,7 +35,7 @@ class Engine(Protocol):
     ) -> None:
         """Write the schedule of the rows from first_row on to the host block `staging`.
 
-        staging: uint8 [staged bytes], new for each plan; the caller uploads it, and where
+        staging: uint8 [at least staged bytes], new for each plan; the caller uploads it, and where
         `plan_copies` the engine has queued that already.
         lengths: int32 [rows] on the host, rows >= 1, planned KV lengths. kv_indptr: int32
         [rows + 1] on the host, where each row's packed indices start.
