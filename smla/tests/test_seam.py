@@ -15,7 +15,7 @@ import smla
 ROOT = Path(smla.__file__).parent
 
 ON_THE_HOST = {
-    ("admission.py", "admit"): "a batch made on the host, then taken to the device by the runtime",
+    ("admission.py", "_try"): "a batch made on the host, then taken to the device by the runtime",
     ("builder.py", "SparseMLABuilder._read_lengths"): "what runtime.read() returned",
     ("layout.py", "BatchLayout.check"): "query_start_loc_cpu and bounds, found to be on the host",
     ("layout.py", "query_lengths"): "numpy",

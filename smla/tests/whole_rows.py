@@ -54,7 +54,7 @@ class WholeRows:
         info = layout.plan_info
         info = self.tamper(info) if self.tamper else info
         if self.copies:
-            int_ws[: layout.staged_bytes] = pinned
+            int_ws[: layout.staged_bytes] = pinned[: layout.staged_bytes]
             return info
         return info, layout.staged_bytes
 
