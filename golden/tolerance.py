@@ -98,7 +98,7 @@ class Roundings:
         widened to BF16, exactly, and multiplied in BF16 by the scale, which comes as a float32
         and is rounded to BF16. An engine that scales exactly, or with one of these roundings
         only, is within the same bound; so is one that applies the scale's power of two, within
-        2**-8 to 2**7, to the cache and the rest to an output that was rounded to FP16.
+        2**-12 to 2**7, to the cache and the rest to an output that was rounded to FP16.
 
         Raises ValueError for another `fmt`.
         """
@@ -112,7 +112,7 @@ class Roundings:
         low, high = min(errors), max(errors)
         return cls(
             out_unit=_FP16_UNIT,
-            out_floor=_FP16_FLOOR * scale / 2.0 ** min(max(math.frexp(scale)[1] - 1, -8), 7),
+            out_floor=_FP16_FLOOR * scale / 2.0 ** min(max(math.frexp(scale)[1] - 1, -12), 7),
             scale_error=float((high + low) / 2),
             kv_unit=float((high - low) / 2),
         )

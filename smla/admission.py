@@ -5,8 +5,9 @@ It also compiles every Triton kernel, so that no step does.
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,7 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
     # Powers of two that give logits of about one, in the cache's scale where there is one.
     size = -round(math.log2(config.sm_scale * config.head_dim**0.5))
     of_scale = min(max(size, -_MOST_EXPONENT), _MOST_EXPONENT) if fp8 else 0
+    of_scale = of_scale or int(fp8)  # a power of 1 would not show whether the kernel applies it
     k_scale = _MANTISSA * 2.0**of_scale if fp8 else None
     keys = _pattern(config.block_size, config.head_dim, 7, 3).view(1, config.block_size, -1)
     query = _pattern(config.num_heads, config.head_dim, 1, 1).view(1, config.num_heads, -1)
@@ -58,13 +60,17 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
     cache = _on_device(backend, stored.view(torch.uint8) if fp8 else stored)
     on_device = _on_device(backend, query.bfloat16())
     q = on_device[..., : config.head_dim_ckv], on_device[..., config.head_dim_ckv :]
-    scale = None if k_scale is None else _on_device(backend, torch.tensor([k_scale]))
-    starts = torch.tensor([0, 1], dtype=torch.int32)
-    table = _on_device(backend, torch.zeros((1, 1), dtype=torch.int32))
+    scale = (
+        None
+        if k_scale is None
+        else _on_device(backend, torch.from_numpy(np.array([k_scale], np.float32)))
+    )
+    starts = _ints([0, 1])
+    table = _on_device(backend, _ints([[0]]))
     many = min(37, config.index_topk)
-    bound = torch.tensor([many], dtype=torch.int32)
+    bound = _ints([many])
     for context in (1, many):  # the second reuses the first one's plan
-        length = torch.tensor([context], dtype=torch.int32)
+        length = _ints([context])
         batch = BatchLayout(
             query_start_loc_cpu=starts,
             query_start_loc=_on_device(backend, starts),
@@ -72,9 +78,9 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
             block_table=table,
             seq_lens_cpu_upper_bound=bound,
         )
-        selected = torch.full((1, config.topk_width), -1, dtype=torch.int32)
-        selected[0, :context] = torch.arange(context)
-        out = _on_device(backend, torch.full((1, *q[0].shape[1:]), torch.nan).bfloat16())
+        selected = _ints([[*range(context), *[-1] * (config.topk_width - context)]])
+        unwritten = torch.from_numpy(np.full((1, *q[0].shape[1:]), np.nan, np.float32))
+        out = _on_device(backend, unwritten.bfloat16())
         try:
             backend.forward(
                 *q,
@@ -111,8 +117,13 @@ def _refusal(version: str, found: object, allowed: str) -> errors.AdmissionError
 
 def _pattern(rows: int, columns: int, a: int, b: int) -> Tensor:
     """Multiples of 1/8 in [-1, 1), which BF16 and E4M3 hold exactly."""
-    row, column = torch.arange(rows)[:, None], torch.arange(columns)
-    return ((a * row + b * column + row * column) % 16 - 8).double() / 8
+    row, column = np.arange(rows)[:, None], np.arange(columns)
+    return torch.from_numpy(((a * row + b * column + row * column) % 16 - 8) / 8.0)
+
+
+def _ints(values: list[Any]) -> Tensor:
+    """An int32 tensor of the host, whatever torch's default device is."""
+    return torch.from_numpy(np.array(values, np.int32))
 
 
 def _attention(query: Tensor, keys: Tensor, backend: "SparseMLABackend") -> Tensor:

@@ -219,12 +219,13 @@ class SparseMLABackend:
                     allowed=f"unit stride in the last dimension, others multiples of {unit}",
                     remedy="pass a contiguous tensor",
                 )
-            if tensor.numel() and (tensor.shape[0] - 1) * tensor.stride(0) >= 2**32:
+            last = sum((n - 1) * step for n, step in zip(shape, tensor.stride(), strict=True))
+            if tensor.numel() and last >= 2**32:
                 raise errors.StrideError(
                     name,
-                    found=f"row stride {tensor.stride(0)} for {tensor.shape[0]} rows",
-                    allowed="a tensor of less than 2**32 elements end to end",
-                    remedy="pass a copy: the kernel counts elements in 32 bits",
+                    found=f"shape {shape}, strides {tensor.stride()}: element {last} is the last",
+                    allowed="less than 2**32 elements end to end",
+                    remedy="run fewer rows at once: the kernel counts elements in 32 bits",
                 )
             if tensor.numel() and tensor.data_ptr() % (alignment := unit * tensor.element_size()):
                 raise errors.StrideError(
@@ -283,7 +284,9 @@ class SparseMLABackend:
                     allowed="{} [{}] on {}".format(*wanted),
                     remedy="pass the scale that the cache write reads, or None",
                 )
-        return KVScale.of(k_scale)
+        scale = KVScale.of(k_scale)
+        self.engine.check_scale(scale)
+        return scale
 
     @staticmethod
     def _raise_flags(metadata: SparseMLAMetadata) -> None:

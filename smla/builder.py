@@ -67,7 +67,8 @@ class SparseMLABuilder:
         """Plan this step and return its metadata; outside of graph capture, once per step.
 
         Raises one of smla.errors (see BatchLayout.check, PlanState.update and Captures.check)
-        before anything is written, and leaves the state of the step before usable.
+        before anything is written, and leaves the state of the step before usable (see
+        `smla.errors` for the one exception).
         """
         self.state.refuse_capture()
         host = batch.check(self.config.max_tokens, self.runtime.device)

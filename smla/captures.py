@@ -69,6 +69,6 @@ class Captures:
             )
 
     def forget(self) -> None:
-        """Forget all captures, once their graphs are gone."""
+        """Forget all captures, once their graphs are gone; an aborted one is known as well."""
         self.rows.clear()
         self._table = None

@@ -40,13 +40,20 @@ def memory_estimate(config: SparseMLAConfig, num_sms: int = 132) -> MemoryEstima
     """
     layout = ScheduleLayout(config.num_heads, num_sms, config.head_dim_ckv)
     rows, width = config.max_tokens, config.topk_width
+    schedules = layout.most_schedules(rows)
     per_schedule = layout.staged_bytes + 2 * layout.capacity * _INT32
     return MemoryEstimate(
-        schedules=layout.most_schedules(rows) * per_schedule,
+        schedules=schedules * per_schedule,
         float_workspace=layout.float_bytes,
         kv_indices=rows * width * _INT32,
         kv_indptr=(rows + 1) * _INT32,
         slots=rows * width * _INT32,
         rows=(3 * rows + 2) * _INT32,
-        pinned_per_plan=layout.most_schedules(rows) * layout.staged_bytes + (rows + 1) * _INT32,
+        pinned_per_plan=_pinned(layout.staged_bytes + (rows + 1) * _INT32)
+        + (schedules - 1) * _pinned(layout.staged_bytes),
     )
+
+
+def _pinned(size: int) -> int:
+    """What torch's host allocator takes for a block: the next power of two."""
+    return 1 << (size - 1).bit_length()

@@ -96,7 +96,7 @@ class PlanState:
         first = self.schedules[0]
         block, kv_indptr = first.staging(2)
         kv_indptr.numpy()[:] = (0, 1)
-        lengths = torch.ones(1, dtype=torch.int32)
+        lengths = torch.from_numpy(np.ones(1, np.int32))
         first.plan(self.float_workspace, block, 0, lengths, kv_indptr)
         kv_indptr.numpy()[:] = 0
         first.empty(block)

@@ -116,7 +116,7 @@ class CudaRuntime:
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         # torch's caching host allocator hands a block out again only after every copy that was
         # queued from it has run, so any number of plans may be in flight.
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu")
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         if not src.is_pinned():
@@ -222,13 +222,13 @@ class CpuRuntime:
             self._recording.calls.append(call)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         self._queue(lambda: _assign(dst, src))

@@ -17,7 +17,8 @@ from smla import errors
 _SMALLEST, _LARGEST = torch.finfo(torch.bfloat16).tiny, torch.finfo(torch.bfloat16).max
 SM_SCALES = f"a float above 0, from {_SMALLEST:.3g} to {_LARGEST:.3g}"
 _KV_EXPONENT = 40
-_LEAST_POWER, _MOST_POWER = -8, 7
+_LEAST_EXPONENT, _MOST_EXPONENT = -12, 7
+LEAST_POWER = 2.0**_LEAST_EXPONENT
 KV_SCALES = f"a float from 2**-{_KV_EXPONENT} to 2**{_KV_EXPONENT}"
 
 
@@ -42,8 +43,8 @@ class KVScale:
         """Split a scale; raise errors.ScaleError unless it is one of KV_SCALES.
 
         The power is the largest one not above the value, as far as E4M3 values times the power
-        lie well within FP16. So logits keep their true size, which a FlashInfer that masks with a
-        finite logit needs (0.6.18: -50000).
+        lie well within FP16: from 2**-12 to 2**7. Beyond, the kernel's logits have another size
+        than the true ones, which sm_scale makes up for.
         """
         least, most = 2.0**-_KV_EXPONENT, 2.0**_KV_EXPONENT
         if not _is_number(value) or not least <= value <= most:  # type: ignore[operator]
@@ -54,7 +55,7 @@ class KVScale:
                 remedy="pass the scale that the cache was written with",
             )
         exponent = math.frexp(value)[1] - 1  # type: ignore[arg-type]
-        power = 2.0 ** min(max(exponent, _LEAST_POWER), _MOST_POWER)
+        power = 2.0 ** min(max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)
         return cls(float(value), power, value / power)  # type: ignore[arg-type, operator]
 
 

@@ -20,6 +20,9 @@ from conformance.core.schedule import ScheduleReader
 from conformance.core.subject import HostBatch, Observation, Subject, Tier, Unobservable
 from golden import Golden, Roundings, Verdict, compare
 
+UNWRITTEN = 0x7FC5
+"""Bits of an output element before anything is written: a NaN of BF16, and one of FP16."""
+
 WORST = 1e9
 """A split that no row reaches: every row is one piece."""
 
@@ -95,7 +98,7 @@ class Bench:
         self.write(self._storage[unmapped:], self.world.raw[unmapped:])
         self.write(self._table, self.world.block_table)
         self.set_scale(self.config.k_scale)
-        self.set_output(float("nan"))
+        self.clear_output()
 
     def quietly(self) -> AbstractContextManager[Any]:
         """Return a context in which no clock counts waits: they are the suite's."""
@@ -129,9 +132,17 @@ class Bench:
         warm_up()
         return BlockedGpu()
 
-    def set_output(self, value: float) -> None:
-        """Fill the whole output buffer."""
-        self.write(self._out, torch.full_like(self._out, value))
+    def clear_output(self) -> None:
+        """Fill the whole output buffer with a NaN that nothing computes, so that any write shows.
+
+        An engine that writes another 16-bit format first finds a NaN too, but leaves other bits.
+        """
+        bits = self._out.view(torch.int16)
+        self.write(bits, torch.full_like(bits, UNWRITTEN))
+
+    def written(self, out: Tensor) -> Tensor:
+        """Return which elements of an output were written since `clear_output`, bool."""
+        return out.view(torch.int16) != UNWRITTEN
 
     def set_cache(self, raw: Tensor) -> None:
         """Replace the cache's bytes."""
@@ -180,7 +191,7 @@ class Bench:
         self.write(q_pe, inputs.q_pe)
         self.write(topk, inputs.topk)
         out = like((rows, *self._out.shape[1:]), torch.bfloat16)
-        self.write(out, torch.full(out.shape, torch.nan, dtype=torch.bfloat16))
+        self.write(out.view(torch.int16), torch.full(out.shape, UNWRITTEN, dtype=torch.int16))
         return Frame(step, batch, q_nope, q_pe, topk, out)
 
     def queue(self, frame: Frame) -> None:
@@ -241,7 +252,7 @@ class Bench:
         """Build and forward a step from a NaN-filled output; return its live rows."""
         if self.tier.log is not None:
             self.tier.log.clear()
-        self.set_output(float("nan"))
+        self.clear_output()
         metadata = self.build(step, host_knows=host_knows)
         self.load(inputs, topk)
         self.forward(metadata, step.padded_rows)

@@ -56,7 +56,7 @@ _ALL = (
         "PLAN-10", 40, "A step without live rows leaves an empty schedule: a replay does nothing."
     ),
     _same("PLAN-11", 60, "No work item, read or write belongs to a row that is not live."),
-    _same("PLAN-12", 24, "No address that a captured graph reads changes unnoticed."),
+    _same("PLAN-12", 32, "No address that a captured graph reads changes unnoticed."),
     _same("PLAN-13", 40, "The plan-info layout is FlashInfer's; any other is refused."),
     _same("PLAN-14", 60, "Each clamp starts from the saved plan, so lengths may grow again."),
     _same("IDX-1", 80, "Valid entries are compacted to the front in order, and nothing else is."),
@@ -115,7 +115,7 @@ _ALL = (
     _same("ADMIT-2", 4, "Caches that are not BF16 or E4M3 are refused."),
     _same("ADMIT-3", 12, "Dimensions the kernel has no code for are refused, naming the limit."),
     _same("ADMIT-4", 8, "A FlashInfer that lacks or changes what is used is refused."),
-    _same("ADMIT-5", 16, "What is admitted works: a module that computes wrongly is refused."),
+    _same("ADMIT-5", 18, "What is admitted works: a module that computes wrongly is refused."),
     _same("ROB-1", 12, "A malformed batch layout is an error that changes nothing."),
     _same("ROB-2", 3, "Impossible lengths are an error that changes nothing."),
     _same("ROB-3", 6, "Malformed selections and tables are an error that changes nothing."),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from smla.kv_cache import FlatCache
+from smla.scale import KVScale
 from smla.schedule import ScheduleLayout
 
 
@@ -40,6 +41,9 @@ class Engine(Protocol):
         lengths: int32 [rows] on the host, rows >= 1, planned KV lengths. kv_indptr: int32
         [rows + 1] on the host, where each row's packed indices start.
         """
+
+    def check_scale(self, scale: KVScale) -> None:
+        """Raise errors.ScaleError where the kernel cannot compute with this cache scale."""
 
     def run(
         self,

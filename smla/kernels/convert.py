@@ -117,7 +117,9 @@ def _convert_torch(
     rows = counts.numel()
     flags |= UNCOVERED * int(live[0] > rows)
     if HAS_SCALE:
-        flags |= RESCALED * int(device_scale.view(-1)[0] != torch.tensor(scale))
+        flags |= RESCALED * int(
+            device_scale.view(-1)[0] != torch.tensor(scale, dtype=torch.float32)
+        )
     token = topk[:rows, :WIDTH].to(torch.int64)
     context = row_context[:rows].to(torch.int64)
     block_number = token.div(BLOCK_SIZE, rounding_mode="floor")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import smla
-from smla import errors
+from smla import admission, errors
 from smla.schedule import ScheduleLayout
 from smla.tests.workbench import (
     CONFIG,
@@ -205,3 +205,23 @@ def test_admission_leaves_nothing_behind():
     assert bench.state.stats == smla.PlanStats()
     assert bench.state.serial == 0 and bench.state.captures.rows == []
     assert not bench.state.read_flags() and not bench.state.int_workspace.any()
+
+
+@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG], ids=["bf16", "fp8"])
+def test_a_model_s_default_dtype_changes_nothing(base):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        workbench(base)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_model_s_default_device_gets_nothing_of_the_host():
+    runtime = smla.CpuRuntime(num_sms=NUM_SMS)
+    with torch.device("meta"):
+        backend = smla.SparseMLABackend(CONFIG, runtime=runtime, source=Simulated(), verify=False)
+        made = [backend.engine._rows, admission._ints([1]), runtime.staging((2,), INT32)]
+        made += [runtime.empty((2,), INT32), runtime.zeros((2,), INT32)]
+        made.append(admission._pattern(2, 3, 1, 1))
+    assert {tensor.device.type for tensor in made} == {"cpu"}

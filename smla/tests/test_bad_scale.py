@@ -1,12 +1,14 @@
 """What an FP8 cache must come with is refused if it is bad, and nothing is written."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from smla import errors
-from smla.tests.workbench import FP8_CONFIG, assert_refused, undisturbed, workbench
+from smla.tests.whole_rows import WholeRows
+from smla.tests.workbench import FP8_CONFIG, Simulated, assert_refused, undisturbed, workbench
 
 META = torch.device("meta")
 BAD_SCALES = [
@@ -67,4 +69,26 @@ def test_an_fp8_cache_is_passed_as_the_bytes_it_is_stored_as():
             lambda: bench.forward(step.call, step.metadata, kv_cache=typed),
             errors.DtypeError,
             "kv_cache|torch.float8_e4m3fn|torch.uint8",
+        )
+
+
+@pytest.mark.parametrize("scale", [2.0**-13, 2.0**-40])
+def test_a_scale_that_brings_logits_near_a_finite_mask_is_refused(scale):
+    # A module that copies by itself is one of before 0.7.0, which masks with -50000.
+    bench = workbench(FP8_CONFIG, source=Simulated(WholeRows(copies=True)))
+    with undisturbed(bench) as step:
+        assert_refused(
+            lambda: bench.forward(step.call, step.metadata, k_scale=scale),
+            errors.ScaleError,
+            f"k_scale|{scale}|{2.0**-12}|install FlashInfer 0.7.0 or newer",
+        )
+
+
+def test_scales_whose_product_leaves_float32_are_refused():
+    bench = workbench(replace(FP8_CONFIG, sm_scale=1e38))
+    with undisturbed(bench) as step:
+        assert_refused(
+            lambda: bench.forward(step.call, step.metadata, k_scale=2.0**39),
+            errors.ScaleError,
+            "k_scale|1e+38|a product that float32 holds",
         )

@@ -28,12 +28,12 @@ def replay(
     lab: Lab, bench: Bench, graph: Any, step: Step, inputs: StepInputs, what: str
 ) -> torch.Tensor:
     """Replay a graph for a step that has been built; hold its rows against golden, return them."""
-    bench.set_output(float("nan"))
+    bench.clear_output()
     bench.load(inputs)
     graph.replay()
     out = bench.output()
     lab.golden(bench, out[: step.rows], bench.golden(step, inputs), what)
-    behind = int((~out[step.rows :].isnan()).sum())
+    behind = int(bench.written(out)[step.rows :].sum())
     lab.expect(behind, 0, f"elements written behind the live rows by {what}")
     return out[: step.rows]
 
@@ -92,7 +92,11 @@ def rows_of(lab: Lab, padded: int) -> list[int]:
 
 
 @requirement(
-    "GRAPH-3", heads=(65, 128, 100, 16), geo=("tiny", "flat", "wide"), rows=("few", "many")
+    "GRAPH-3",
+    heads=(65, 128, 100, 16),
+    geo=("tiny", "flat", "wide"),
+    rows=("few", "many"),
+    dtype=("bf16", "fp8"),
 )
 def test_a_padded_capture_serves_every_number_of_live_rows(lab: Lab) -> None:
     padded = lab.case.draw.fork("padded").randint(6, 20 if lab.case["rows"] == "few" else 60)
@@ -158,13 +162,13 @@ def test_a_replay_follows_rows_that_leave_for_dense_attention_and_return(lab: La
         lab.expect(metadata.num_rows, len(lengths) if routed else rows, "rows to compute")
         graph = graph or capture(lab, bench, metadata, step.padded_rows)
         inputs = bench.world.draw_step(step, label=str(number))
-        bench.set_output(float("nan"))
+        bench.clear_output()
         bench.load(inputs)
         graph.replay()
         out, live = bench.output(), metadata.num_rows
         golden = bench.golden(step, inputs, rows=range(live))
         lab.golden(bench, out[:live], golden, f"replay {number}")
-        lab.expect(int((~out[live:].isnan()).sum()), 0, "elements written behind those rows")
+        lab.expect(int(bench.written(out)[live:].sum()), 0, "elements written behind those rows")
 
 
 @requirement("GRAPH-6", how=("lengths", "selection", "queries", "table", "nothing"), geo=SMALL)
@@ -199,13 +203,18 @@ def roll(tokens: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tokens[-1], *tokens[:-1]]
 
 
-@requirement("PLAN-12", how=("addresses", "table", "capture-large"), geo=SMALL, heads=(16, 128))
+@requirement(
+    "PLAN-12", how=("addresses", "table", "width", "capture-large"), geo=SMALL, heads=(16, 128)
+)
 def test_no_address_that_a_graph_reads_changes_unnoticed(lab: Lab) -> None:
     how, draw = lab.case["how"], lab.case.draw.fork("addresses")
     rows = draw.randint(2, 8)
     step = decodes(lab, rows, rows, "first")
     if how == "capture-large":
         capture_of_too_many_rows_is_refused(lab, step)
+        return
+    if how == "width":
+        a_table_that_grows_is_refused_or_followed(lab, rows)
         return
     far = tuple(bound + 70 for bound in step.bounds or ())
     bench = lab.bench(step, clock=True)
@@ -233,6 +242,24 @@ def test_no_address_that_a_graph_reads_changes_unnoticed(lab: Lab) -> None:
         bench.set_table(bench.world.block_table)
         bench.build(step)
     replay(lab, bench, graph, step, inputs, "the replay after the block table moved")
+
+
+def a_table_that_grows_is_refused_or_followed(lab: Lab, rows: int) -> None:
+    """Capture over one column of a table; build over all of it, at the same address."""
+    short = Step((1,) * rows, (9,) * rows, (9,) * rows, rows)
+    long = Step((1,) * rows, (150,) * rows, (150,) * rows, rows)
+    bench = lab.bench(short, long, clock=True)
+    batch = bench.batch(short)
+    narrow = replace(batch, block_table=batch.block_table[:, :1])
+    graph = capture(lab, bench, bench.instance.build(narrow), rows)
+    try:
+        bench.build(long)
+    except Exception as problem:  # any class: the subject's own
+        named = "block_table" in str(problem)
+        lab.check(named, "the refusal", got=str(problem), expected="one that names block_table")
+        return
+    inputs = bench.world.draw_step(long)
+    replay(lab, bench, graph, long, inputs, "the replay after the block table grew")
 
 
 def capture_of_too_many_rows_is_refused(lab: Lab, step: Step) -> None:

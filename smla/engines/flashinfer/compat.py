@@ -8,6 +8,7 @@ What is used is probed, not looked up by version:
 | loaded module | the raw one | an adapter, the raw one in `_module` | the attribute |
 | raw `plan` returns | plan-info | (plan-info, staged bytes) | the result's length |
 | staged bytes | copied by `plan`, asynchronously | left to the caller | the same |
+| logit of masked positions | -50000, unscaled | -inf | the same |
 
 Raw `plan` and `run` take the same arguments in all of them. The wrapper differs much more (it waits
 in 0.7.4, refuses padded rows, reuses one staging buffer in 0.6.18, clones its buffers in 0.7) and
@@ -33,7 +34,9 @@ from smla.config import SparseMLAConfig
 TRUSTED = SpecifierSet(">=0.6.18,<=0.7.4")
 TRIAL = "SMLA_FLASHINFER_TRIAL"
 _LOADERS = ("flashinfer.mla._batch_mla._backends._fa_common", "flashinfer.mla._core")
-_INFO_FIELDS = 18
+FINITE_MASK = 5e4
+"""Size of the logit, before sm_scale, that a FlashInfer whose planner copies by itself masks with
+(0.6.18, math.cuh)."""
 
 
 class NativeModule(Protocol):
@@ -104,8 +107,11 @@ def _loader() -> Any:
     for name in _LOADERS:
         try:
             return importlib.import_module(name).get_batch_mla_module
-        except (ModuleNotFoundError, AttributeError):
+        except AttributeError:
             continue
+        except ModuleNotFoundError as missing:
+            if not name.startswith(missing.name or "?"):
+                raise  # a package that FlashInfer itself needs
     raise errors.VersionError(
         "FlashInfer",
         found=f"version {installed_version()} without get_batch_mla_module",

@@ -2,14 +2,26 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from smla import errors
 from smla.config import SparseMLAConfig
-from smla.engines.flashinfer.compat import NativeSource, complete, out_dtype, planned
+from smla.engines.flashinfer.compat import (
+    FINITE_MASK,
+    NativeSource,
+    complete,
+    out_dtype,
+    planned,
+)
 from smla.kv_cache import FlatCache
 from smla.runtime import Runtime
+from smla.scale import LEAST_POWER, KVScale, is_sm_scale
 from smla.schedule import ScheduleLayout
+
+_CLEAR_OF_THE_MASK = 16.0
+"""Logits below a row's largest at which masked positions weigh nothing: 63 e^-16 < 2^-17."""
 
 _NOT_CAUSAL = 0
 _PAGE_SIZE = 1
@@ -33,7 +45,7 @@ class FlashInferEngine:
         self._config = config
         self._runtime = runtime
         self._module = complete(source.load(config))
-        self._rows = torch.arange(config.max_tokens + 1, dtype=torch.int32)
+        self._rows = torch.from_numpy(np.arange(config.max_tokens + 1, dtype=np.int32))
 
     def plan(
         self,
@@ -62,6 +74,27 @@ class FlashInferEngine:
         if info != self._native_info or staged_bytes != self._staged_bytes:
             self.plan_info = self.layout.check(info, staged_bytes)
             self._native_info, self._staged_bytes = info, staged_bytes
+
+    def check_scale(self, scale: KVScale) -> None:
+        logits = self._config.sm_scale * scale.rest
+        if not is_sm_scale(logits):
+            raise errors.ScaleError(
+                "k_scale",
+                found=f"{scale.value}, with sm_scale {self._config.sm_scale}",
+                allowed="a product that float32 holds",
+                remedy="bring the two scales nearer to 1",
+            )
+        # Such a version masks with a finite logit, which true ones must stay away from: they may
+        # not be larger inside the kernel than they are, nor the mask too near to them.
+        low, near = scale.rest < 1, logits * FINITE_MASK < _CLEAR_OF_THE_MASK
+        if self.plan_copies and (low or near):
+            raise errors.ScaleError(
+                "k_scale",
+                found=f"{scale.value}, with sm_scale {self._config.sm_scale}",
+                allowed=f"k_scale of at least {LEAST_POWER}, and a mask of -{FINITE_MASK:g} "
+                f"{_CLEAR_OF_THE_MASK:g} logits away, with this FlashInfer (before 0.7.0)",
+                remedy="install FlashInfer 0.7.0 or newer, which masks with an infinite logit",
+            )
 
     def run(
         self,
