@@ -2,7 +2,8 @@
 
 A message has three parts: what was found, what is allowed, what to do. An error is raised before
 anything is written, so the object that raised it is as usable as before the call. (Where
-FlashInfer's planner has written the device itself by then, as 0.6.18's does, the step before becomes stale.)
+FlashInfer's planner has written the device itself by then, as 0.6.18's does, the step before is
+stale.)
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ _MOST_SPINS = 20_000_000
 
 
 @triton.jit(do_not_specialize=["most"])
-def _spin(flag: Any, most: Any) -> None:
+def _spin(flag, most):
     spins = 0
     while (tl.load(flag, volatile=True) == 0) & (spins < most):
         spins += 1

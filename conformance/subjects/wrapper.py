@@ -83,7 +83,7 @@ class Wrapper:
         self._active = 1
         self._planned: Tensor | None = None  # lengths that later bounds are held against
         self._plans = 0
-        self._baked: set[tuple[int, int]] = set()  # block tables of captured forwards
+        self._baked: set[tuple[int, int, int]] = set()  # block tables of captured forwards
 
     def _bytes(self, size: int) -> Tensor:
         zeros: Tensor = self.runtime.zeros((size,), torch.uint8)
@@ -98,7 +98,7 @@ class Wrapper:
         if self.runtime.capturing():
             raise RuntimeError("a plan during a graph capture")
         table, geometry = batch.block_table, self._config.geometry
-        if self._style.checks_table and self._baked - {(table.data_ptr(), table.stride(0))}:
+        if self._style.checks_table and self._baked - {_place(table)}:
             raise ValueError("block_table has moved since a forward that reads it was captured")
         starts, lengths = batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound
         exact = lengths is None
@@ -208,7 +208,7 @@ class Wrapper:
             if rows > self._most_rows:
                 raise ValueError(f"a capture of {rows} rows; a schedule has {CAPACITY} work items")
             active = 1
-            self._baked.add((table.data_ptr(), table.stride(0)))
+            self._baked.add(_place(table))
         blocks, block_size, width = kv_cache.shape
         stride = kv_cache.stride(0) // width
         typed = kv_cache.view(torch.float8_e4m3fn if config.fp8 else torch.bfloat16)
@@ -265,3 +265,8 @@ class Wrapper:
             plans=self._plans,
             addresses={name: buffer.data_ptr() for name, buffer in named.items()},
         )
+
+
+def _place(table: Tensor) -> tuple[int, int, int]:
+    """Where and how a captured forward reads a block table: address, row stride, width."""
+    return table.data_ptr(), table.stride(0), table.shape[1]

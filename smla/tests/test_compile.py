@@ -1,0 +1,66 @@
+"""Every kernel compiles for compute capability 9.0, with what a step gives it, on any machine.
+
+The interpreter runs Python and forgives what Triton's compiler does not.
+"""
+
+import os
+
+import pytest
+import torch
+import triton
+
+import smla
+from smla.tests.workbench import CONFIG, FP8_CONFIG, NUM_SMS, Simulated, Workbench
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter is on, nothing is compiled", allow_module_level=True)
+
+TYPES = {torch.int32: "*i32", torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32",
+         float: "fp32"}  # fmt: skip
+
+
+class Recording(smla.CpuRuntime):
+    """Keeps one launch of each variant of each kernel."""
+
+    def __init__(self):
+        super().__init__(num_sms=NUM_SMS)
+        self.launches = {}
+
+    def launch(self, kernel, grid, args, meta):
+        self.launches[kernel.name, *meta.values()] = (kernel, args, meta)
+        super().launch(kernel, grid, args, meta)
+
+
+def launches():
+    seen = {}
+    for config in (CONFIG, FP8_CONFIG):
+        runtime = Recording()
+        Workbench(config, runtime, Simulated()).good_step()
+        seen |= runtime.launches
+    return seen
+
+
+LAUNCHES = launches()
+
+
+def test_every_kernel_is_seen():
+    names = {name for name, *_ in LAUNCHES}
+    assert names == {"row_map", "clamp", "convert", "pack", "rescale"}
+
+
+@pytest.mark.parametrize("key", list(LAUNCHES), ids=lambda key: "-".join(map(str, key)))
+def test_a_kernel_compiles(key):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, args, meta = LAUNCHES[key]
+    names = kernel.triton.arg_names[: len(args)]
+    kinds = [TYPES[getattr(arg, "dtype", type(arg))] for arg in args]
+    source = ASTSource(
+        fn=kernel.triton,
+        signature=dict(zip(names, kinds, strict=True)) | dict.fromkeys(meta, "constexpr"),
+        constexprs=dict(meta),
+    )
+    options = {"num_warps": kernel.num_warps}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert made.asm["cubin"]
