@@ -1,6 +1,7 @@
 """The command line: `python -m conformance COMMAND`, which owns the exit codes 0 to 3."""
 
 import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -165,6 +166,8 @@ def _subject(name: str) -> str:
 
 def entry() -> None:
     """Run the command line; every way out is one of the suite's exit codes."""
+    # As an interrupt: the processes that a run has started end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.SUITE_FAILED))
     try:
         code = main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else Exit.CONFORMS)

@@ -175,14 +175,15 @@ class Bench:
             adaptive=step.device_q_lens is not None,
         )
 
+    def own_batch(self, step: Step) -> HostBatch:
+        """Put a step's lengths into buffers of its own on the device."""
+        count, like = len(step.q_lens), self.runtime.empty
+        return self._batch(step, like((count + 1,), torch.int32), like((count,), torch.int32))
+
     def frame(self, step: Step, inputs: StepInputs) -> Frame:
         """Put a step's batch and inputs into buffers of its own on the device."""
         rows, like = step.padded_rows, self.runtime.empty
-        batch = self._batch(
-            step,
-            like((len(step.q_lens) + 1,), torch.int32),
-            like((len(step.q_lens),), torch.int32),
-        )
+        batch = self.own_batch(step)
         q_nope, q_pe, topk = (
             like(tuple(given.shape), given.dtype)
             for given in (inputs.q_nope, inputs.q_pe, inputs.topk)

@@ -9,8 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-_MOST_SPINS = 20_000_000
-"""Reads of the flag before the kernel gives up (each takes about a microsecond)."""
+_MOST_SPINS = 2_000_000
+"""Reads of the flag before the kernel gives up, so that a host which waits is kept for some seconds
+and not for ever (a read takes one to two microseconds)."""
 
 
 @triton.jit(do_not_specialize=["most"])

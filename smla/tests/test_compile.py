@@ -32,7 +32,7 @@ class Recording(smla.CpuRuntime):
 
 
 def launches():
-    seen = {}
+    seen: dict = {}
     for config in (CONFIG, FP8_CONFIG):
         runtime = Recording()
         Workbench(config, runtime, Simulated()).good_step()

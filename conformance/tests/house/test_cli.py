@@ -1,7 +1,9 @@
 """The command line: every way out is an exit code of the suite, and settings reach the run."""
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +11,8 @@ import pytest
 
 from conformance import cli, doctor
 from conformance.core.run import Exit, Request
+
+ROOT = Path(cli.__file__).parents[1]
 
 
 @pytest.fixture
@@ -177,3 +181,28 @@ def test_a_report_folder_that_cannot_be_written_ends_with_3(
     (home / "file").touch()
     assert ends_with(monkeypatch, "run", "--tier", "twin", "--report", "file/report") == 3
     assert "file/report" in capsys.readouterr().err
+
+
+def test_a_terminated_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    report = tmp_path / "unfinished"
+    command = [sys.executable, "-m", "conformance", "run", "--tier", "twin", "-n", "0"]
+    command += ["--requirement", "NUM-1", "--report", str(report)]
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    run = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": search}, stdout=subprocess.DEVNULL
+    )
+    for _ in range(1200):  # until its tests run
+        if list(report.glob("records-*.jsonl")) or run.poll() is not None:
+            break
+        time.sleep(0.1)
+    run.terminate()
+    assert run.wait(60) == Exit.SUITE_FAILED
+    commands = [command_of(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [line for line in commands if str(report).encode() in line], "its tests go on"
+
+
+def command_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended meanwhile
+        return b""
