@@ -25,7 +25,6 @@ from smla.scale import ONE, KVScale
 _VECTOR_ELEMENTS = 8
 """BF16 elements of one 16-byte load of FlashInfer's kernel."""
 
-
 _log = logging.getLogger(__name__)
 
 

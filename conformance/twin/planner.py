@@ -3,7 +3,6 @@
 Source: FlashInfer 0.6.18 to 0.7.4, include/flashinfer/attention/scheduler.cuh (MLAPlan), heap.h
 (MinHeap) and ../allocator.h; the order of equal costs is libstdc++'s push_heap / pop_heap.
 `conformance.twin.compiled` holds this module against the real function.
-
 All offsets are bytes, all staged arrays int32. Only non-causal plans (`causal` False) are covered.
 """
 
