@@ -71,11 +71,11 @@ class Bench:
         if needed not in subject.capabilities:
             raise Unobservable(f"capability {needed}")
         self.clock: Any = None
+        more: dict[str, Any] = {}
         if clock and tier.clock is not None:
             self.clock = tier.clock(case.number, "interpret" if interpret else "torch")
-        self.instance = subject.construct(
-            self.config, tier, interpret=interpret, wrap=wrap, clock=self.clock
-        )
+            more["clock"] = self.clock
+        self.instance = subject.construct(self.config, tier, interpret=interpret, wrap=wrap, **more)
         self.runtime = runtime = self.instance.runtime
         self.world = World(case, self.config, steps, str(runtime.device), page=page, hole=hole)
         self.rows, heads = rows, self.config.num_heads

@@ -138,7 +138,8 @@ class Subject(Protocol):
     ) -> Instance:
         """Return an instance. interpret: run Triton kernels interpreted (twin tier).
 
-        clock: the runtime to use, one of `tier.clock`; None for one of the subject's own.
+        clock: the runtime to use, one of `tier.clock`; given only where a case needs one, else the
+        subject takes one of its own.
 
         wrap: takes FlashInfer's native module (`plan`, `run`) and gives the one to use instead,
         to tamper with what goes in and out; only for subjects with the capability `native`.
