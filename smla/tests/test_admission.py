@@ -191,13 +191,16 @@ def test_every_geometry_of_a_right_module_is_admitted(topk, kpool, heads, slack,
         base, index_topk=topk, index_kpool=kpool, topk_width=topk + kpool - 1, num_heads=heads,
         plan_slack=slack, max_graph_tokens=4, debug=True,
     )  # fmt: skip
-    workbench(config)
+    bench = workbench(config)
+    assert bench.backend.config == config and bench.state.stats.plans == 0
+    bench.good_step()
 
 
 @pytest.mark.parametrize("sm_scale", [2e-38, 1e-9, 1.0, 5, 1e3])
 @pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG], ids=["bf16", "fp8"])
 def test_every_softmax_scale_of_a_right_module_is_admitted(sm_scale, base):
-    workbench(replace(base, sm_scale=sm_scale))
+    bench = workbench(replace(base, sm_scale=sm_scale))
+    assert bench.backend.config.sm_scale == sm_scale and not bench.state.read_flags()
 
 
 def test_admission_leaves_nothing_behind():
