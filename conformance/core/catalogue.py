@@ -119,7 +119,7 @@ _ALL = (
     _same("ROB-1", 12, "A malformed batch layout is an error that changes nothing."),
     _same("ROB-2", 3, "Impossible lengths are an error that changes nothing."),
     _same("ROB-3", 6, "Malformed selections and tables are an error that changes nothing."),
-    _same("ROB-4", 24, "Malformed caches and scales are an error that changes nothing."),
+    _same("ROB-4", 28, "Malformed caches and scales are an error that changes nothing."),
     _same("ROB-5", 8, "A configuration that cannot work is an error at construction."),
     _same("ROB-6", 3, "Calls out of order are an error that changes nothing."),
     Requirement(

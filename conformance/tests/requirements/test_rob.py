@@ -174,6 +174,8 @@ SCALES: Mapping[str, float | None] = {
     "scale-negative": -0.5,
     "scale-nan": math.nan,
     "scale-inf": math.inf,
+    "scale-beyond": 2.0**41,
+    "scale-below": 2.0**-41,
 }
 
 
