@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-SCHEMA = "smla-records/2"
+SCHEMA = "smla-records/3"
 _MESSAGE = 4000
 
 
@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     UNOBSERVABLE = "unobservable"
     SKIPPED = "skipped"
+    XFAIL = "xfail"  # went wrong as the ledger of known deviations says
+    XPASS = "xpass"  # passed where the ledger says that it goes wrong
 
 
 class RecordError(ValueError):
@@ -37,7 +39,10 @@ class RecordError(ValueError):
 class Record:
     """One case on one tier. error: worst relative error of a row; ratio: worst error over bound.
 
-    simulates: the FlashInfer version that the twin simulated, empty on a GPU.
+    flashinfer: the FlashInfer version below the subject, simulated on the twin, installed on a GPU.
+    subject_version: the subject's own, empty where it has none. expected: what the ledger of known
+    deviations says of the case, empty where it says nothing. schedule: the work items of a failed
+    case, for a drawing.
     crash is an exception that no check raised, a dead process or a dead CUDA context, hang a case
     that did not end in its time; message says what was seen, repro reruns it.
     """
@@ -53,7 +58,10 @@ class Record:
     message: str
     repro: str
     seconds: float | None = None
-    simulates: str = ""
+    flashinfer: str = ""
+    subject_version: str = ""
+    expected: str = ""
+    schedule: dict[str, Any] | None = None
 
     @property
     def failed(self) -> bool:

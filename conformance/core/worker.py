@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from conformance.core.watchdog import Watchdog
 
 LEFT = 70
 """Exit status of a process that left because of a fault."""
+
+_environment = cache(describe)
 
 
 @dataclass
@@ -65,7 +68,7 @@ class _Worker:
         self.name: str = getattr(config, "workerinput", {}).get("workerid", "main")
         self.writer = RecordWriter(
             Path(option.report) / f"records-{option.tier}-{option.number}-{self.name}.jsonl",
-            describe(),
+            _environment(),
         )
         self._faults = (folder / f"faults-{self.name}.txt").open("w")
         self.watchdog = Watchdog(option.limit, self._faults, self._hung)
@@ -206,7 +209,7 @@ def _expected(item: pytest.Item) -> Record:
             f"python -m conformance run --subject {option.subject} --tier {option.tier} "
             f"{twin_options(interpret, simulates)}--case '{case.id}'"
         ),
-        simulates=simulates,
+        flashinfer=simulates or str(_environment()["flashinfer"] or ""),
     )
 
 
