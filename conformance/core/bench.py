@@ -157,9 +157,16 @@ class Bench:
         return self._batch(step, self._starts, self._seq_lens, host_knows=host_knows)
 
     def _batch(
-        self, step: Step, starts: Tensor, seq_lens: Tensor, *, host_knows: bool = True
+        self,
+        step: Step,
+        starts: Tensor,
+        seq_lens: Tensor,
+        *,
+        host_knows: bool = True,
+        table: Tensor | None = None,
     ) -> HostBatch:
         count = len(step.q_lens)
+        table = self._table if table is None else table
         self.write(starts[: count + 1], _starts(step.true_q_lens))
         self.write(seq_lens[:count], torch.tensor(step.seq_lens, dtype=torch.int32))
         bounds = None
@@ -170,20 +177,25 @@ class Bench:
             query_start_loc=starts[: count + 1],
             seq_lens=seq_lens[:count],
             seq_lens_cpu_upper_bound=bounds,
-            block_table=self._table[:count],
+            block_table=table[:count],
             num_padded_tokens=step.padded_rows,
             adaptive=step.device_q_lens is not None,
         )
 
-    def own_batch(self, step: Step) -> HostBatch:
-        """Put a step's lengths into buffers of its own on the device."""
+    def own_batch(self, step: Step, table: Tensor | None = None) -> HostBatch:
+        """Put a step's lengths, and perhaps a block table, into buffers of its own."""
         count, like = len(step.q_lens), self.runtime.empty
-        return self._batch(step, like((count + 1,), torch.int32), like((count,), torch.int32))
+        own = None
+        if table is not None:
+            own = like(tuple(table.shape), torch.int32)
+            self.write(own, table)
+        starts, seq_lens = like((count + 1,), torch.int32), like((count,), torch.int32)
+        return self._batch(step, starts, seq_lens, table=own)
 
-    def frame(self, step: Step, inputs: StepInputs) -> Frame:
+    def frame(self, step: Step, inputs: StepInputs, table: Tensor | None = None) -> Frame:
         """Put a step's batch and inputs into buffers of its own on the device."""
         rows, like = step.padded_rows, self.runtime.empty
-        batch = self.own_batch(step)
+        batch = self.own_batch(step, table)
         q_nope, q_pe, topk = (
             like(tuple(given.shape), given.dtype)
             for given in (inputs.q_nope, inputs.q_pe, inputs.topk)
@@ -199,6 +211,13 @@ class Bench:
         """Build and forward a frame, waiting for nothing."""
         metadata = self.instance.build(frame.batch)
         self._forward(frame.q_nope, frame.q_pe, frame.topk, metadata, frame.out)
+
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """Queue device work of the engine around the subject: plain torch on its tensors."""
+        if self.clock is not None:
+            self.clock.enqueue(lambda: function(*args))
+        else:
+            function(*args)
 
     def build(self, step: Step, *, host_knows: bool = True) -> Any:
         """Write a step's lengths and plan it; return the subject's metadata."""
