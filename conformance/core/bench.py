@@ -257,6 +257,19 @@ class Bench:
             **more,
         )
 
+    def given(self) -> dict[str, Tensor]:
+        """Return host copies of all that the subject is given to read, by name."""
+        buffers = {
+            "kv_cache": self._storage,
+            "q_nope": self._q_nope.view(torch.int16),
+            "q_pe": self._q_pe.view(torch.int16),
+            "topk_indices": self._topk,
+            "query_start_loc": self._starts,
+            "seq_lens": self._seq_lens,
+            "block_table": self._table,
+        }
+        return {name: self.read(buffer).clone() for name, buffer in buffers.items()}
+
     def output_buffer(self, rows: int) -> Tensor:
         """Return the output's first `rows` rows on the device."""
         buffer: Tensor = self._out[:rows]

@@ -41,7 +41,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "kpe": ("0", "64"),
     "heads": ("16", *(str(n) for n in range(1, 129) if n != 16)),
     "geo": tuple(GEOMETRIES),
-    "lens": ("mixed", "edge", "short", "full", "long", "dead"),
+    "lens": ("mixed", "edge", "short", "full", "long", "dead", "vast"),
     "loss": ("draft", "none", "far"),
     "rows": ("few", "many"),
     "width": ("small", "full"),

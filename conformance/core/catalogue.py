@@ -92,6 +92,7 @@ _ALL = (
         42,
     ),
     _same("READ-D", 80, "Cache rows that nothing selects never influence an output, NaN included."),
+    _same("READ-E", 40, "Inputs are only read: no forward, captured or not, changes one."),
     _same("NUM-1", 240, "BF16 outputs equal golden within the error model."),
     _same("NUM-2", 240, "Per-tensor FP8 outputs equal golden within the error model."),
     _same("NUM-3", 48, "An FP8 cache's scale is applied exactly, and a changed one is flagged."),

@@ -90,7 +90,10 @@ def _length(draw: Draw, kind: str, queries: int, geometry: Geometry) -> int:
         return draw.choice((0, 0, draw.randint(0, queries), draw.randint(queries, longest)))
     if kind == "edge":
         return max(queries, draw.choice(edges(geometry)))
-    if kind == "short":
+    if kind == "vast" and draw.randint(0, 3) == 0:
+        # Around 128 Ki tokens: beyond 16 bits, and on both sides of a completed pool.
+        return draw.choice((131327, 131328, 131329, 131327 + kpool))
+    if kind in ("short", "vast"):
         return queries + draw.randint(0, 40)
     if kind == "full":
         # Every row of the request is saturated whatever its place.

@@ -40,7 +40,9 @@ def test_a_row_sees_its_requests_tokens_up_to_its_own(lab: Lab) -> None:
     lab.expect(behind, [0] * len(behind), "contexts behind the live rows")
 
 
-@requirement("LEN-2", geo=(*SMALL, "glm"), lens=("edge", "long", "full"), loss=("draft", "none"))
+@requirement(
+    "LEN-2", geo=(*SMALL, "glm"), lens=("edge", "long", "full", "vast"), loss=("draft", "none")
+)
 def test_the_attended_range_ends_at_the_valid_count(lab: Lab) -> None:
     step = lab.step()
     bench = lab.bench(step)
