@@ -7,6 +7,7 @@ frames stay out of the traceback.
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import Tensor
@@ -46,13 +47,21 @@ class Lab:
     """One case on one tier.
 
     error, ratio: the worst that `golden` saw, for the record. traces: where schedules seen on a
-    GPU are to be written, if anywhere.
+    GPU are to be written, if anywhere. given: the subject's name on the command line, empty where
+    it is the subject's own.
     """
 
     def __init__(
-        self, case: Case, subject: Subject, tier: Tier, kernels: str, traces: Path | None = None
+        self,
+        case: Case,
+        subject: Subject,
+        tier: Tier,
+        kernels: str,
+        traces: Path | None = None,
+        given: str = "",
     ) -> None:
         self.case, self.subject, self.tier, self.traces = case, subject, tier, traces
+        self.given = given or subject.name
         self.interpret = tier.name == "twin" and interpreted(case.number, kernels)
         self.error: float | None = None
         self.ratio: float | None = None
@@ -61,7 +70,7 @@ class Lab:
     def repro(self) -> str:
         """The command that runs this case again."""
         return (
-            f"python -m conformance run --subject {self.subject.name} --tier {self.tier.name} "
+            f"python -m conformance run --subject {quote(self.given)} --tier {self.tier.name} "
             f"{twin_options(self.interpret, self.tier.simulates)}--case '{self.case.id}'"
         )
 

@@ -66,9 +66,16 @@ class Process:
         return sorted(self.request.report.glob(f"records-{self.records}.jsonl"))
 
     def cases(self) -> list[str]:
-        """Return what it collected, empty when it did not come so far."""
+        """Return what it was to run, empty when it did not come so far."""
+        return self._noted("cases.json")
+
+    def endangering(self) -> frozenset[str]:
+        """Return those of its cases that it left to processes of their own."""
+        return frozenset(self._noted("alone.json"))
+
+    def _noted(self, name: str) -> list[str]:
         try:
-            found: list[str] = json.loads((self.notes / "cases.json").read_text())
+            found: list[str] = json.loads((self.notes / name).read_text())
         except FileNotFoundError:
             return []
         return found
@@ -127,7 +134,7 @@ class Process:
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "no:faulthandler"]  # the watchdog's own goes to a file of its own
         command += ["--rootdir", str(_CHECKOUT), "-c", os.devnull]
-        command += ["--tier", self.tier, "--subject", request.subject]
+        command += ["--tier", self.tier, "--subject", request.subject, "--given", request.named]
         command += ["--kernels", request.kernels, "--report", str(request.report.absolute())]
         command += ["--flashinfer", request.flashinfer]
         command += ["--number", str(self.number), "--limit", f"{request.limit(self.tier):g}"]
@@ -136,6 +143,13 @@ class Process:
             only = self.notes / "only.json"
             only.write_text(json.dumps(list(self.only)))
             command += ["--only", str(only)]
+        identity = request.identity
+        known = [e for e in request.ledger if identity and e.subject == identity.name]
+        if known and identity is not None:
+            ledger = self.notes / "ledger.json"
+            ledger.write_text(json.dumps([entry.table() for entry in known]))
+            command += ["--ledger", str(ledger), "--subject-name", identity.name]
+        command += ["--subject-version", identity.version] if identity else []
         command += [f"--requirement={id}" for id in request.requirements]
         command += ["-x"] if request.first_failure else []
         return command

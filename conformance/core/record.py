@@ -6,6 +6,7 @@ A case has two lines: `started`, which is its record as it will read if the proc
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import IO, Any
 
 SCHEMA = "smla-records/3"
 _MESSAGE = 4000
+_AGAIN = "run again, or take the file away: the folder's other files stand for themselves"
 
 
 class Outcome(StrEnum):
@@ -32,17 +34,50 @@ class Outcome(StrEnum):
 
 
 class RecordError(ValueError):
-    """A record file is incomplete or of another schema."""
+    """A record file is incomplete, damaged or of another schema. Ends a command with 3."""
+
+    def __init__(self, path: Path, found: str, remedy: str) -> None:
+        super().__init__(
+            f"{path}: found {found}; allowed: a whole file of schema {SCHEMA}; to fix: {remedy}"
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the ledger of known deviations says of a case, as `OUTCOME (KIND): WHY`."""
+
+    outcome: str
+    kind: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome} ({self.kind}): {self.why}"
+
+    @staticmethod
+    def read(text: str) -> "Expected | None":
+        """Return what a record's `expected` says, None for nothing."""
+        found = re.fullmatch(r"(\S+) \((\S+)\): (.*)", text, re.DOTALL)
+        return Expected(*found.groups()) if found else None
+
+
+def settled(outcome: Outcome, expected: str) -> Outcome:
+    """Return what an outcome is beside what the ledger expects: only its very word is excused."""
+    known = Expected.read(expected)
+    if known is None:
+        return outcome
+    if outcome is Outcome.PASS:
+        return Outcome.XPASS
+    return Outcome.XFAIL if outcome == known.outcome else outcome
 
 
 @dataclass(frozen=True)
 class Record:
     """One case on one tier. error: worst relative error of a row; ratio: worst error over bound.
 
+    subject: its name as the run was given it; subject_version: its own, empty where it has none.
     flashinfer: the FlashInfer version below the subject, simulated on the twin, installed on a GPU.
-    subject_version: the subject's own, empty where it has none. expected: what the ledger of known
-    deviations says of the case, empty where it says nothing. schedule: the work items of a failed
-    case, for a drawing.
+    expected: what the ledger of known deviations says of the case, see `Expected`, empty where it
+    says nothing. schedule: the work items of a failed case, for a drawing.
     crash is an exception that no check raised, a dead process or a dead CUDA context, hang a case
     that did not end in its time; message says what was seen, repro reruns it.
     """
@@ -66,10 +101,19 @@ class Record:
     @property
     def failed(self) -> bool:
         """Whether it speaks against the subject."""
-        return self.outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.HANG)
+        return self.outcome in (Outcome.FAIL, Outcome.CRASH, Outcome.HANG, Outcome.XPASS)
 
     def but(self, outcome: Outcome, message: str) -> "Record":
-        """Return the record with another outcome and message."""
+        """Return the record of what was seen, with its outcome beside what the ledger expects.
+
+        Every record is made here, so that whoever reads it again sees the same.
+        """
+        outcome = settled(outcome, self.expected)
+        if outcome is Outcome.XPASS:
+            message = (
+                f"{self.case}: passes\n  expected {self.expected}\n"
+                f"  to fix   take its entry out of the ledger\n  repro    {self.repro}"
+            )
         return replace(self, outcome=outcome, message=message[:_MESSAGE])
 
 
@@ -147,7 +191,7 @@ class RecordWriter:
 
 
 def read_records(folder: Path, pattern: str = "*") -> list[Record]:
-    """Return all records of a report folder; raise RecordError for an incomplete file.
+    """Return all records of a report folder; raise RecordError for a file that is not whole.
 
     pattern: which of its files, of their names' part behind `records-`.
     """
@@ -155,40 +199,56 @@ def read_records(folder: Path, pattern: str = "*") -> list[Record]:
     for path in sorted(folder.glob(f"records-{pattern}.jsonl")):
         file = load(path)
         if not file.whole:
-            raise RecordError(f"{path.name}: no footer; the process that wrote it did not finish")
+            raise RecordError(path, "no footer: its process did not finish", _AGAIN)
         if file.open:
-            raise RecordError(f"{path.name}: {next(iter(file.open))} started and has no record")
+            case = next(iter(file.open))
+            raise RecordError(path, f"{case} started and has no record", _AGAIN)
         records += file.records.values()
     return records
 
 
 def load(path: Path) -> RecordFile:
     """Return what a file holds; a last line that a dying process left half written is no line."""
-    lines = path.read_text().splitlines(keepends=True)
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as problem:
+        raise RecordError(path, f"no text ({problem})", _AGAIN) from problem
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-    try:
-        values = [json.loads(line) for line in lines]
-    except json.JSONDecodeError as problem:
-        raise RecordError(f"{path.name}: not JSON lines ({problem})") from problem
-    if not values or values[0].get("schema") != SCHEMA:
-        raise RecordError(f"{path.name}: schema is not {SCHEMA}")
+    values = [_line(path, number, line) for number, line in enumerate(lines, 1)]
+    schema = values[0].get("schema") if values else None
+    if schema != SCHEMA:
+        remedy = "run again with this suite, or read it with the one that wrote it"
+        raise RecordError(path, f"schema {schema}" if values else "no header", remedy)
     file, count = RecordFile(values[0]), 0
-    for value in values[1:]:
+    for number, value in enumerate(values[1:], 2):
         kind = value.pop("kind", None)
         if kind == "footer":
             file.whole, file.left = value.get("records") == count, value.get("left", "")
             continue
         file.whole = False
         if kind not in ("started", "record"):
-            raise RecordError(f"{path.name}: a line of unknown kind {kind!r}")
-        record = Record(**{**value, "outcome": Outcome(value["outcome"])})
+            raise RecordError(path, f"a line {number} of unknown kind {kind!r}", _AGAIN)
+        try:
+            record = Record(**{**value, "outcome": Outcome(value["outcome"])})
+        except (KeyError, TypeError, ValueError) as problem:
+            raise RecordError(path, f"no record in line {number} ({problem})", _AGAIN) from problem
         if kind == "started":
             file.open[record.case] = record
         else:
             file.open.pop(record.case, None)
             file.records[record.case], count = record, count + 1
     return file
+
+
+def _line(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise RecordError(path, f"no JSON in line {number} ({problem})", _AGAIN) from problem
+    if not isinstance(value, dict):
+        raise RecordError(path, f"no JSON object in line {number}", _AGAIN)
+    return value
 
 
 def close_dead(path: Path, outcome: Outcome | None, message: str) -> Record | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.core.ledger import Deviation
 from conformance.settings import Settings
 
 JUDGES = Path(__file__).parent.parent / "tests" / "requirements"
@@ -16,8 +17,19 @@ class SuiteError(Exception):
 
 
 @dataclass(frozen=True)
+class Identity:
+    """What a subject calls itself, and its version, empty where it has none."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
 class Request:
     """What to run. subject: package.module:factory. tier: auto, twin or hopper.
+
+    given: the subject's name on the command line, empty where that is `subject`. identity: None:
+    the run finds it out. ledger: what is known of subjects, of whichever.
 
     require: of hopper, planner.
     cases, requirements: a selection, which makes no verdict on conformance. workers: as for
@@ -42,6 +54,14 @@ class Request:
     limits_s: Mapping[str, float] = field(default_factory=lambda: LIMITS_S)
     junit: Path | None = None
     judges: Path = JUDGES
+    given: str = ""
+    identity: Identity | None = None
+    ledger: Sequence[Deviation] = ()
+
+    @property
+    def named(self) -> str:
+        """The subject as a command line names it."""
+        return self.given or self.subject
 
     @property
     def selection(self) -> bool:

@@ -119,6 +119,9 @@ class Subject(Protocol):
     capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
     wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
     (takes the cache's scale on the device, too).
+
+    A subject may also have `version`, a string (PEP 440), which records name and the ledger of
+    known deviations is matched by; without one it counts as "".
     """
 
     name: str

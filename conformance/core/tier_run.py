@@ -1,12 +1,16 @@
-"""One tier run to its end: pytest is started again for what a fault kept from running."""
+"""One tier run to its end: pytest is started again for what a fault kept from running.
+
+Cases that the ledger knows to hang or, on a GPU, to crash come last, each in a process of its own.
+"""
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from conformance.core.aftermath import settle
 from conformance.core.process import Process
-from conformance.core.record import Record, RecordError, read_records
+from conformance.core.record import Outcome, Record, RecordError, read_records
 from conformance.core.request import Request, SuiteError
 
 FAULTS = 20
@@ -21,21 +25,25 @@ def run_tier(request: Request, tier: str, gpus: Sequence[str]) -> tuple[list[Rec
     """Return a tier's records, and the cases that did not run because faults were too many."""
     records: dict[str, Record] = {}
     cases: list[str] = []
-    only, faults = None, 0
+    alone: frozenset[str] = frozenset()
+    only, faults, how = None, 0, request
     for number in itertools.count(1):
-        process = Process(request, tier, number, gpus, only, restarts=FAULTS - faults - 1)
+        process = Process(how, tier, number, gpus, only, restarts=FAULTS - faults - 1)
         ended = process.run()
         try:
             lost = settle(process, ended)
             fresh = {r.case: r for r in read_records(request.report, process.records)}
         except RecordError as problem:
             raise SuiteError(f"result files are not whole: {problem}") from problem
-        cases, faults = cases or process.cases(), faults + lost
+        cases, alone = cases or process.cases(), alone or process.endangering()
+        faults += max(0, lost - _foretold(fresh.values()))
         records |= fresh
-        only = [case for case in cases if case not in records]
+        left = [case for case in cases if case not in records]
+        shared = [case for case in left if case not in alone]
+        here = [case for case in left if case in only] if only is not None else shared
         failed = any(record.failed for record in fresh.values())
         allowed = (*_PYTEST_RAN, *([_PYTEST_STOPPED] if request.first_failure and failed else []))
-        if not lost and ended.code not in allowed and not (ended.stalled and cases and not only):
+        if not lost and ended.code not in allowed and not (ended.stalled and cases and not here):
             raise SuiteError(
                 f"pytest ended with {ended.code} on the {tier} tier; its output says why"
             )
@@ -45,13 +53,22 @@ def run_tier(request: Request, tier: str, gpus: Sequence[str]) -> tuple[list[Rec
             )
         if ended.code == 1 and not failed and not lost:
             raise SuiteError(f"pytest failed on the {tier} tier, no record; its output says why")
-        if (cases and not only) or (request.first_failure and failed):
+        if (cases and not left) or (request.first_failure and failed):
             return list(records.values()), []
         if not lost and not cases:
             return [], []
-        if not lost:
-            raise SuiteError(f"{len(only)} cases on {tier} have no record, {only[0]} the first")
+        if not lost and here:
+            raise SuiteError(f"{len(here)} cases on {tier} have no record, {here[0]} the first")
         if faults >= FAULTS:
-            return list(records.values()), only
-        _log.warning("%s: %d cases did not run because of a fault; starting again", tier, len(only))
+            return list(records.values()), left
+        if here:
+            what = "did not run because of a fault; starting again"
+            _log.warning("%s: %d cases %s", tier, len(here), what)
+        only, how = (shared, request) if shared else (left[:1], replace(request, workers="0"))
     raise AssertionError("unreachable")
+
+
+def _foretold(records: Iterable[Record]) -> int:
+    """Return how many of the records may have ended a process without its being a fault."""
+    deadly = ("crash", "hang")
+    return sum(r.outcome is Outcome.XFAIL and r.expected.startswith(deadly) for r in records)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from conformance.core.catalogue import REQUIREMENTS
-from conformance.core.record import Outcome, Record
+from conformance.core.catalogue import ALIVE, REQUIREMENTS
+from conformance.core.ledger import stale
+from conformance.core.record import Expected, Outcome, Record
 from conformance.core.request import Request
 
 
@@ -21,14 +22,20 @@ class Exit(IntEnum):
 
 @dataclass
 class Verdict:
-    """What a run showed. not_run: (what, why, command that runs it)."""
+    """What a run showed. not_run: (what, why, command that runs it).
+
+    short: what passed too seldom. stale: ledger entries that spoke of nothing that ran.
+    cut: cases of it did not run because others failed.
+    """
 
     records: list[Record]
     ran: list[str]
     not_run: list[tuple[str, str, str]] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
     incomplete: bool = False
     selection: bool = False
+    cut: bool = False
 
     @property
     def failures(self) -> list[Record]:
@@ -36,9 +43,22 @@ class Verdict:
         return [r for r in self.records if r.failed]
 
     @property
+    def deviations(self) -> dict[Expected, list[Record]]:
+        """Known deviations that were seen, each with its records."""
+        seen: dict[Expected, list[Record]] = {}
+        for record in self.records:
+            known = Expected.read(record.expected)
+            if known is not None and record.outcome is Outcome.XFAIL:
+                seen.setdefault(known, []).append(record)
+        return seen
+
+    @property
     def exit(self) -> Exit:
-        """The exit code. A selection that passes is no more than that, and said so."""
-        if self.failures:
+        """The exit code. A selection that passes is no more than that, and said so.
+
+        Known deviations do not change it: they are what a caller knows and accepted beforehand.
+        """
+        if self.failures or self.stale:
             return Exit.DOES_NOT
         if self.incomplete or self.short:
             return Exit.INCOMPLETE
@@ -47,7 +67,10 @@ class Verdict:
 
 def judge(request: Request, verdict: Verdict) -> None:
     """Add to a verdict what did not run and which requirements stayed below their minimum."""
-    passed = Counter((r.tier, r.requirement) for r in verdict.records if r.outcome is Outcome.PASS)
+    accepted = (Outcome.PASS, Outcome.XFAIL)
+    counted = [r for r in verdict.records if r.outcome in accepted]
+    counts = Counter((r.tier, r.requirement) for r in counted)
+    passed = Counter((r.tier, r.requirement) for r in counted if r.outcome is Outcome.PASS)
     seen = {record.tier for record in verdict.records}
     if "hopper" not in seen:
         asked = request.tier == "hopper" or "hopper" in request.require
@@ -62,7 +85,7 @@ def judge(request: Request, verdict: Verdict) -> None:
         )
     if request.selection:
         # No verdict on conformance, but what was selected must have been judged.
-        open_ = [r for r in verdict.records if r.outcome is not Outcome.PASS and not r.failed]
+        open_ = [r for r in verdict.records if r.outcome not in accepted and not r.failed]
         verdict.short += [f"{r.case} on {r.tier}: {r.outcome} ({r.message})" for r in open_]
         return
     verdict.incomplete |= "twin" not in seen
@@ -70,7 +93,15 @@ def judge(request: Request, verdict: Verdict) -> None:
         again = "python -m conformance run --tier twin --kernels auto"
         verdict.not_run.append(("interpreted kernels", f"--kernels {request.kernels}", again))
         verdict.incomplete = True
+    if request.identity is not None and not verdict.cut:
+        who = request.identity
+        verdict.stale += [
+            f"{entry.where}: no case of it ran; to fix: take it out, or correct its pattern"
+            for entry in stale(request.ledger, verdict.records, who.name, who.version)
+        ]
     for tier in verdict.ran:
+        if counts[tier, ALIVE] and not passed[tier, ALIVE]:
+            verdict.short.append(f"{ALIVE} on {tier}: no case passed, the rest says nothing")
         for requirement in REQUIREMENTS.values():
             least = requirement.minimum(tier)
             if least == 0:
@@ -78,7 +109,7 @@ def judge(request: Request, verdict: Verdict) -> None:
                     (f"{requirement.id} on {tier}", requirement.unjudged, "none")
                 )
                 continue
-            count = passed[tier, requirement.id]
+            count = counts[tier, requirement.id]
             if count >= least:
                 continue
             reason = _skip_reason(verdict.records, tier, requirement.id)

@@ -14,18 +14,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
 import torch
 
 from conformance import logs, settings
-from conformance.core.case import parse
+from conformance.core.case import Case, parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.environment import describe
 from conformance.core.lab import CheckFailed, Lab, interpreted, twin_options
+from conformance.core.ledger import Deviation, Situation, match
 from conformance.core.plugin import notes
-from conformance.core.record import Outcome, Record, RecordWriter
+from conformance.core.record import Outcome, Record, RecordWriter, settled
 from conformance.core.requirement import Judge
 from conformance.core.subject import Subject, Unobservable
 from conformance.core.watchdog import Watchdog
@@ -45,6 +47,10 @@ class _Running:
     outcome: Outcome | None = None
     message: str = ""
 
+    @property
+    def settled(self) -> Outcome | None:
+        return self.outcome and settled(self.outcome, self.expected.expected)
+
     def record(self, lab: Lab | None) -> Record:
         return replace(
             self.expected.but(self.outcome or Outcome.CRASH, self.message or "no outcome"),
@@ -61,7 +67,10 @@ _WORKER = pytest.StashKey["_Worker"]()
 
 
 class _Worker:
-    """This process's record file and watchdog."""
+    """This process's record file and watchdog, and the ledger of known deviations.
+
+    cases: what it is to run. alone: those of them that run in processes of their own.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         option, folder = config.option, notes(config)
@@ -73,6 +82,27 @@ class _Worker:
         self._faults = (folder / f"faults-{self.name}.txt").open("w")
         self.watchdog = Watchdog(option.limit, self._faults, self._hung)
         self.running: _Running | None = None
+        text = Path(option.ledger).read_text() if option.ledger else "[]"
+        self._ledger = [Deviation.from_table(table) for table in json.loads(text)]
+        self._option = option
+        self.cases: list[str] = []
+        self.alone: list[str] = []
+
+    def known(self, case: Case) -> Deviation | None:
+        """Return what the ledger says of a case."""
+        option = self._option
+        names = option.subject_name, option.subject_version
+        return match(self._ledger, Situation(case.id, option.tier, *names, _below(case, option)))
+
+    def share(self, cases: list[str]) -> list[str]:
+        """Return which of the cases may run in one process; a single one always may."""
+        endangering = {
+            case
+            for case, known in ((case, self.known(parse(case))) for case in cases)
+            if known is not None and known.endangers(self._option.tier) and len(cases) > 1
+        }
+        self.cases, self.alone = cases, [case for case in cases if case in endangering]
+        return [case for case in cases if case not in endangering]
 
     def _hung(self, where: str) -> None:
         running = self.running
@@ -130,20 +160,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # A judge without cases here (another requirement was asked for) leaves an empty parameter
     # set, which pytest shows as a skip; it is not a case, so it goes.
     only = config.option.only and frozenset(json.loads(Path(config.option.only).read_text()))
-    kept: list[pytest.Item] = []
-    dropped: list[pytest.Item] = []
-    for item in items:
-        (kept if _id(item) and (not only or _id(item) in only) else dropped).append(item)
-    config.hook.pytest_deselected(items=dropped)
+    wanted = [_id(item) for item in items if _id(item) and (not only or _id(item) in only)]
+    shared = frozenset(config.stash[_WORKER].share(wanted))
+    kept = [item for item in items if _id(item) in shared]
+    config.hook.pytest_deselected(items=[item for item in items if _id(item) not in shared])
     # Stable: within a requirement the order stays.
     items[:] = sorted(kept, key=lambda item: not (_id(item) or "").startswith(f"{ALIVE}/"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     folder, worker = notes(session.config), session.config.stash[_WORKER]
-    own = folder / f"cases-{worker.name}.json"
-    own.write_text(json.dumps([_id(item) for item in session.items]))
-    os.replace(own, folder / "cases.json")  # the same from every worker
+    for name, cases in (("alone", worker.alone), ("cases", worker.cases)):
+        own = folder / f"{name}-{worker.name}.json"
+        own.write_text(json.dumps(cases))
+        os.replace(own, folder / f"{name}.json")  # the same from every worker
 
 
 def _id(item: Any) -> str:
@@ -169,11 +199,18 @@ def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterato
     tiers, option, case = _tiers(), pytestconfig.option, parse(case_id)
     traces = Path(option.report) / "traces" if option.tier == "hopper" else None
     tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
-    yield Lab(case, _subject, tier, option.kernels, traces)
+    yield Lab(case, _subject, tier, option.kernels, traces, option.given)
 
 
 def _tiers() -> Any:
     return import_module("conformance.tiers")
+
+
+def _below(case: Case, option: Any) -> str:
+    """Return the FlashInfer version below the subject: simulated, or installed."""
+    if option.tier == "twin":
+        return str(_tiers().simulated(case.number, option.flashinfer))
+    return str(_environment()["flashinfer"] or "")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -194,22 +231,25 @@ def _expected(item: pytest.Item) -> Record:
     case, option = parse(_id(item)), item.config.option
     twin = option.tier == "twin"
     interpret = twin and interpreted(case.number, option.kernels)
-    simulates = _tiers().simulated(case.number, option.flashinfer) if twin else ""
+    below, known = _below(case, option), item.config.stash[_WORKER].known(case)
+    given = option.given or option.subject
     return Record(
         case=case.id,
         requirement=case.requirement,
         tier=option.tier,
-        subject=option.subject,
+        subject=given,
         outcome=Outcome.CRASH,
         error=None,
         ratio=None,
         interpreted=interpret,
         message="the process that ran it died",
         repro=(
-            f"python -m conformance run --subject {option.subject} --tier {option.tier} "
-            f"{twin_options(interpret, simulates)}--case '{case.id}'"
+            f"python -m conformance run --subject {quote(given)} --tier {option.tier} "
+            f"{twin_options(interpret, below if twin else '')}--case '{case.id}'"
         ),
-        flashinfer=simulates or str(_environment()["flashinfer"] or ""),
+        flashinfer=below,
+        subject_version=option.subject_version,
+        expected=known.expected if known else "",
     )
 
 
@@ -253,4 +293,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if running.outcome is Outcome.PASS:
             running.message = ""
         worker.writer.add(running.record(lab))
+        if running.settled is Outcome.XPASS:
+            report.outcome, report.longrepr = "failed", running.record(lab).message
+    if report.failed and running.settled is Outcome.XFAIL:
+        report.outcome, report.wasxfail = "skipped", running.expected.expected
     return report

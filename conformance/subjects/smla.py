@@ -130,6 +130,7 @@ class SmlaSubject:
     """Constructs smla for a case's configuration."""
 
     name = "smla"
+    version = smla.__version__
     capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha", "scale-check"})
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:

@@ -20,7 +20,11 @@ class Faulty:
     """A subject that is never constructed."""
 
     name = "conformance.tests.isolation.faulty:Faulty"
+    version = "1.0"
     capabilities: frozenset[str] = frozenset()
+
+    def refusals(self, *_: Any) -> list[str]:
+        return []
 
     def construct(self, *_: Any, **__: Any) -> Any:
         raise LookupError("a judge beside this asked for an instance")

@@ -1,0 +1,185 @@
+"""The ledger of known deviations: what it says of a case, and whether it says it once.
+
+Its text is read in `ledger_text`. Nothing here reads a file or knows a subject.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from conformance.core.record import Expected, Outcome, Record
+
+OUTCOMES = (Outcome.FAIL, Outcome.CRASH, Outcome.HANG, Outcome.REFUSED)
+KINDS = ("ours", "upstream", "by-design")
+TIERS = ("twin", "hopper", "any")
+
+
+class LedgerError(ValueError):
+    """A ledger is malformed, fits no case, or speaks twice of one case. Ends a command with 3."""
+
+    def __init__(self, where: str, *, found: object, allowed: str, remedy: str) -> None:
+        super().__init__(f"ledger {where}: found {found}; allowed: {allowed}; to fix: {remedy}")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A case, and where it runs. subject: the name it gives itself.
+
+    version, flashinfer: empty where unknown.
+    """
+
+    case: str
+    tier: str
+    subject: str
+    version: str
+    flashinfer: str
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """An entry of a ledger. source, number: the file and the entry's place in it, from 1."""
+
+    source: str
+    number: int
+    cases: tuple[str, ...]
+    subject: str
+    versions: str
+    flashinfer: str
+    tier: str
+    outcome: str
+    kind: str
+    evidence: str
+    why: str
+
+    @property
+    def where(self) -> str:
+        """File and entry, for a message."""
+        return f"{self.source}, deviation {self.number} ({self.cases[0]})"
+
+    @property
+    def expected(self) -> str:
+        """What a record says of it; `record.Expected` reads it."""
+        return str(Expected(self.outcome, self.kind, self.why))
+
+    def endangers(self, tier: str) -> bool:
+        """Whether its cases harm others that share their process.
+
+        On the twin a crash is an exception of Python.
+        """
+        harmful = self.outcome == Outcome.CRASH and tier == "hopper"
+        return self.outcome == Outcome.HANG or harmful
+
+    def names(self, case: str) -> bool:
+        """Whether one of its patterns matches a case."""
+        return any(fnmatchcase(case, pattern) for pattern in self.cases)
+
+    def concerns(self, there: Situation) -> bool:
+        """Whether it speaks of a situation, whatever the case."""
+        return (
+            self.subject == there.subject
+            and self.tier in ("any", there.tier)
+            and _holds(self.versions, there.version)
+            and _holds(self.flashinfer, there.flashinfer)
+        )
+
+    def speaks_of(self, there: Situation) -> bool:
+        """Whether it speaks of a case in its situation."""
+        return self.concerns(there) and self.names(there.case)
+
+    def table(self) -> dict[str, Any]:
+        """Return it as JSON values; `from_table` is the way back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "Deviation":
+        """Return the entry of a `table`."""
+        return Deviation(**{**table, "cases": tuple(table["cases"])})
+
+
+def match(ledger: Iterable[Deviation], there: Situation) -> Deviation | None:
+    """Return what a ledger says of a case in its situation, None for nothing."""
+    return next((entry for entry in ledger if entry.speaks_of(there)), None)
+
+
+def stale(
+    ledger: Iterable[Deviation], records: Sequence[Record], subject: str, version: str
+) -> list[Deviation]:
+    """Return the entries for what ran of which no case was judged."""
+    ran = {
+        Situation(
+            r.case if r.outcome not in (Outcome.SKIPPED, Outcome.UNOBSERVABLE) else "",
+            r.tier,
+            subject,
+            version,
+            r.flashinfer,
+        )
+        for r in records
+    }
+    return [
+        entry
+        for entry in ledger
+        if any(entry.concerns(there) for there in ran)
+        and not any(entry.speaks_of(there) for there in ran if there.case)
+    ]
+
+
+def lint(ledger: Sequence[Deviation], cases: Mapping[str, Sequence[str]]) -> None:
+    """Raise LedgerError for an entry without a case, or two entries that speak of one case.
+
+    cases: by tier, the ids of the cases that a full run makes.
+    """
+    for entry in ledger:
+        known = {case for tier, ids in cases.items() if entry.tier in ("any", tier) for case in ids}
+        for pattern in entry.cases:
+            if not any(fnmatchcase(case, pattern) for case in known):
+                raise LedgerError(
+                    entry.where,
+                    found=f"the pattern {pattern!r}, which matches no case of tier {entry.tier}",
+                    allowed="patterns that match a case of a full run",
+                    remedy="see `python -m conformance list`, or remove the pattern",
+                )
+    for one, other in combinations(ledger, 2):
+        if not _meet(one, other):
+            continue
+        tiers = [t for t in cases if one.tier in ("any", t) and other.tier in ("any", t)]
+        both = [c for t in tiers for c in cases[t] if one.names(c) and other.names(c)]
+        if both:
+            raise LedgerError(
+                other.where,
+                found=f"the case {both[0]}, of which {one.where} speaks too",
+                allowed="one entry for a case in a situation",
+                remedy="narrow one of them by pattern, tier or versions",
+            )
+
+
+def _holds(specifier: str, version: str) -> bool:
+    if not specifier.strip():
+        return True
+    try:
+        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _meet(one: Deviation, other: Deviation) -> bool:
+    return (
+        one.subject == other.subject
+        and (one.tier == other.tier or "any" in (one.tier, other.tier))
+        and _overlap(one.versions, other.versions)
+        and _overlap(one.flashinfer, other.flashinfer)
+    )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a version fits both: one named by either, or one just beside it."""
+    tried = {"0", "99999"}
+    for specifier in (*SpecifierSet(one), *SpecifierSet(other)):
+        base = specifier.version.removesuffix(".*")
+        tried |= {base, f"{base}.1", f"{base}.99999", f"{Version(base).base_version}.dev0"}
+        tried |= {f"{Version(base).base_version}.post99999"}
+    return any(_holds(one, version) and _holds(other, version) for version in tried)
