@@ -28,6 +28,9 @@ def clean_report(folder: Path) -> list[tuple[Path, str]]:
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+    for path in sorted(folder.iterdir()):  # one for each of several subjects
+        if path.is_dir() and not path.is_symlink() and ownership.REPORT.owns(path):
+            clean_report(path)
     left = [path for path in sorted(folder.iterdir()) if path.name != ownership.REPORT.name]
     if not left:
         (folder / ownership.REPORT.name).unlink()

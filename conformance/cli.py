@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from conformance.cache import CacheError
 from conformance.clean import claim_report, clean_command
 from conformance.core.case import CaseError, parse
 from conformance.core.catalogue import ALIVE
-from conformance.core.run import Exit, Request, SuiteError, run
+from conformance.core.ledger import LedgerError
+from conformance.core.run import Exit, Request, SuiteError, identify, run
 from conformance.doctor import doctor_command
 from conformance.explain import explain_command
+from conformance.ledger.cli import ledger_command, ledger_of
 from conformance.listing import known, list_command
 from conformance.mutants.cli import mutants_command
-from conformance.report import show
+from conformance.report import last_line, show
 from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
+from conformance.several import folders, placed, run_each
 from conformance.subjects import DEFAULT, SUBJECTS
 from conformance.tiers import VERSIONS
 
@@ -52,7 +56,14 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 
 @main.command("run")
 @click.option("--tier", type=click.Choice(["auto", "twin", "hopper"]), help="Default: auto.")
-@click.option("--subject", default=DEFAULT, help="A name, or package.module:factory.")
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    default=(DEFAULT,),
+    show_default=True,
+    help="A name, or package.module:factory; several times for several runs.",
+)
 @click.option("--case", "cases", multiple=True, help="A case id; may be given several times.")
 @click.option("--requirement", "requirements", multiple=True, help="A requirement id.")
 @click.option("--smoke", is_flag=True, help="Only see whether suite and subject are alive.")
@@ -81,11 +92,19 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
     type=click.Path(dir_okay=False, path_type=Path),
     help="JUnit files, one per tier: X.xml gives X-twin.xml.",
 )
+@click.option(
+    "--ledger",
+    "ledgers",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A file of known deviations beside the suite's own; several times for more.",
+)
+@click.option("--no-ledger", is_flag=True, help="Excuse nothing: no known deviations.")
 @click.pass_obj
 def run_command(
     given: dict[str, object],
     tier: str | None,
-    subject: str,
+    subjects: tuple[str, ...],
     cases: tuple[str, ...],
     requirements: tuple[str, ...],
     smoke: bool,
@@ -97,20 +116,26 @@ def run_command(
     first_failure: bool,
     watchdog: float | None,
     junit: Path | None,
+    ledgers: tuple[Path, ...],
+    no_ledger: bool,
 ) -> None:
     """Run the suite on a subject and give a verdict.
 
-    Running a subject executes its code.
+    Running a subject executes its code. Several subjects run one after the other, each into a
+    folder of its own in the report folder; the exit code is the worst of 3, 1, 2, 0, in that order.
     """
+    if no_ledger and ledgers:
+        raise click.UsageError("--no-ledger excuses nothing, so it takes no --ledger beside it")
     options = {"tier": tier, "report": report, "workers": workers, "kernels": kernels}
     chosen = settings.load({**given, **options})
     for case in cases:
         known(parse(case).requirement)
     for requirement in requirements:
         known(requirement)
-    request = Request(
+    places = folders(chosen.report, subjects)
+    whole = Request(
         tier=chosen.tier,
-        subject=_subject(subject),
+        subject="",
         cases=cases,
         requirements=(*requirements, ALIVE) if smoke else requirements,
         require=frozenset(require),
@@ -122,13 +147,22 @@ def run_command(
         limit_s=watchdog,
         limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},
         junit=junit,
+        ledger=[] if no_ledger else ledger_of(ledgers),
     )
+    # All subjects are looked at before the first one runs.
+    factories = [_subject(name) for name in subjects]
+    requests = [
+        replace(placed(whole, place), subject=factory, given=name, identity=identify(factory, name))
+        for name, factory, place in zip(subjects, factories, places, strict=True)
+    ]
     console = Console(soft_wrap=True, highlight=False)
     for line in chosen.changed():
         console.print(f"setting: {line}", markup=False)
     claim_report(chosen.report)
-    verdict = run(request)
-    show(verdict, subject, console)
+    if len(requests) > 1:
+        sys.exit(run_each(requests, run, show, last_line, console))
+    verdict = run(requests[0])
+    show(verdict, subjects[0], console)
     sys.exit(verdict.exit)
 
 
@@ -138,6 +172,7 @@ for command in (
     clean_command,
     doctor_command,
     explain_command,
+    ledger_command,
     list_command,
     mutants_command,
     sanitize_command,
@@ -176,7 +211,7 @@ def entry() -> None:
     except click.ClickException as problem:
         problem.show()
         sys.exit(Exit.SUITE_FAILED)
-    except (SuiteError, CaseError, SettingsError, CacheError) as problem:
+    except (SuiteError, CaseError, SettingsError, CacheError, LedgerError) as problem:
         Console(stderr=True, soft_wrap=True).print(f"error: {problem}", markup=False)
         sys.exit(Exit.SUITE_FAILED)
     except click.Abort:

@@ -31,14 +31,34 @@ def show(verdict: Verdict, subject: str, console: Console) -> None:
     for what, why, command in verdict.not_run:
         remedy = "" if command == "none" else f"; to run it: {command}"
         console.print(f"not run: {what}: {why}{remedy}", markup=False)
+    for line in verdict.stale:
+        console.print(f"stale: {line}", markup=False)
+    for known, records in verdict.deviations.items():
+        cases = f"{len(records)} cases, {records[0].case} the first"
+        console.print(f"known deviation: {known} [{cases}]", markup=False)
+    console.print(last_line(verdict, subject), markup=False)
+
+
+def last_line(verdict: Verdict, subject: str) -> str:
+    """Return the verdict in a line, known deviations and what did not run included."""
     counts = Counter(record.outcome for record in verdict.records)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     tiers = f" on {' and '.join(verdict.ran)}" if verdict.ran else ""
     word = _SENTENCE[verdict.exit]
     if verdict.selection and verdict.exit is Exit.CONFORMS:
         word = "passes this selection, which is no verdict on conformance"
+    elif verdict.exit is Exit.CONFORMS and verdict.deviations:
+        word += f" except for {_deviations(verdict)}"
     hopper = "" if "hopper" in verdict.ran else "; not run: hopper (needs a GPU of capability 9.0)"
-    console.print(f"{subject} {word}{tiers}: {summary or 'no case ran'}{hopper}", markup=False)
+    return f"{subject} {word}{tiers}: {summary or 'no case ran'}{hopper}"
+
+
+def _deviations(verdict: Verdict) -> str:
+    """Count known deviations, those by design apart."""
+    kinds = Counter(known.kind == "by-design" for known in verdict.deviations)
+    found = [f"{kinds[False]} known deviation{'s' * (kinds[False] != 1)}"] if kinds[False] else []
+    found += [f"{kinds[True]} by design"] if kinds[True] else []
+    return " and ".join(found)
 
 
 def _table(verdict: Verdict) -> Table:
@@ -62,8 +82,10 @@ def _table(verdict: Verdict) -> Table:
 
 def _count(records: list[Record], least: int) -> str:
     passed = sum(record.outcome is Outcome.PASS for record in records)
-    text = f"{passed} / {least}"
-    return text if passed == len(records) else f"[red]{text}[/red] of {len(records)}"
+    known = sum(record.outcome is Outcome.XFAIL for record in records)
+    text = f"{passed} + {known} known / {least}" if known else f"{passed} / {least}"
+    whole = passed + known == len(records)
+    return text if whole else f"[red]{text}[/red] of {len(records)}"
 
 
 def _ratio(records: list[Record]) -> str:

@@ -14,6 +14,9 @@ _ELEMENTS = {
     Outcome.HANG: "error",
     Outcome.SKIPPED: "skipped",
     Outcome.UNOBSERVABLE: "skipped",
+    Outcome.REFUSED: "skipped",
+    Outcome.XFAIL: "skipped",
+    Outcome.XPASS: "failure",
 }
 
 

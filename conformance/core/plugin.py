@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from conformance.core.progress import Reporter
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
@@ -30,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    option = config.option
+    if not hasattr(config, "workerinput"):
+        again = f" (process {option.number})" if option.number != "1" else ""
+        label = f"{option.given or option.subject} on {option.tier}{again}"
+        config.pluginmanager.register(Reporter(label))
     if config.getoption("dist") == "no":
         config.pluginmanager.register(import_module("conformance.core.worker"))
     else:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import cli, doctor
-from conformance.core.run import Exit, Request
+from conformance.core.run import Exit, Identity, Request
 
 ROOT = Path(cli.__file__).parents[1]
 
@@ -34,6 +34,8 @@ def requests(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
     monkeypatch.setattr(cli, "run", run)
     monkeypatch.setattr(cli, "show", lambda *_: None)
+    monkeypatch.setattr(cli, "last_line", lambda _, name: f"{name} was run")
+    monkeypatch.setattr(cli, "identify", lambda factory, _: Identity(factory, ""))
     return asked
 
 
@@ -100,6 +102,12 @@ def test_one_watchdog_for_all_tiers(
         ["run", "--case", "NUM-99/dtype=bf16/1"],
         ["run", "--tier", "moon"],
         ["run", "--workers", "many"],
+        ["run", "--subject", "smla", "--subject", "nobody"],
+        ["run", "--subject", "smla", "--subject", "smla"],
+        ["run", "--ledger", "no-such-file.toml"],
+        ["run", "--no-ledger", "--ledger", "mine.toml"],
+        ["ledger", "check"],
+        ["ledger", "check", "no-such-file.toml"],
         ["run", "--no-such-option"],
         ["list", "--requirement", "NUM-99"],
         ["list", "--tier", "moon"],
@@ -172,6 +180,7 @@ def test_an_error_of_the_suite_itself_ends_with_3(
         raise ZeroDivisionError
 
     monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(cli, "identify", lambda factory, _: Identity(factory, ""))
     assert ends_with(monkeypatch, "run") == 3
 
 
