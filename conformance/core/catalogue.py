@@ -142,6 +142,20 @@ _ALL = (
         0,
         "the records are of this hardware",
     ),
+    Requirement(
+        "SUITE-1",
+        "A run counts what went wrong: records, minima and exit code follow the outcomes.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
+    Requirement(
+        "SUITE-2",
+        "The ledger excuses exactly what it says.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}

@@ -29,7 +29,7 @@ def identify(factory: str, given: str = "") -> Identity:
     raise SuiteError(
         f"subject {given or factory!r}: found {found}; allowed: a factory without arguments that "
         "returns what `Subject` in conformance/core/subject.py describes; to fix: call "
-        f"{factory.partition(':')[2]}() by itself"
+        f"{factory.partition(':')[2].partition('@')[0]}() by itself"
     )
 
 

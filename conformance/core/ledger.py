@@ -6,6 +6,7 @@ Its text is read in `ledger_text`. Nothing here reads a file or knows a subject.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -157,6 +158,7 @@ def lint(ledger: Sequence[Deviation], cases: Mapping[str, Sequence[str]]) -> Non
             )
 
 
+@cache
 def _holds(specifier: str, version: str) -> bool:
     if not specifier.strip():
         return True
