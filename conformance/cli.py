@@ -18,6 +18,7 @@ from conformance.clean import claim_report, clean_command
 from conformance.core.case import CaseError, parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.ledger import LedgerError
+from conformance.core.record import RecordError
 from conformance.core.run import Exit, Request, SuiteError, identify, run
 from conformance.doctor import doctor_command
 from conformance.explain import explain_command
@@ -211,7 +212,7 @@ def entry() -> None:
     except click.ClickException as problem:
         problem.show()
         sys.exit(Exit.SUITE_FAILED)
-    except (SuiteError, CaseError, SettingsError, CacheError, LedgerError) as problem:
+    except (SuiteError, CaseError, SettingsError, CacheError, LedgerError, RecordError) as problem:
         Console(stderr=True, soft_wrap=True).print(f"error: {problem}", markup=False)
         sys.exit(Exit.SUITE_FAILED)
     except click.Abort:

@@ -45,10 +45,11 @@ def last_line(verdict: Verdict, subject: str) -> str:
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     tiers = f" on {' and '.join(verdict.ran)}" if verdict.ran else ""
     word = _SENTENCE[verdict.exit]
-    if verdict.selection and verdict.exit is Exit.CONFORMS:
-        word = "passes this selection, which is no verdict on conformance"
-    elif verdict.exit is Exit.CONFORMS and verdict.deviations:
-        word += f" except for {_deviations(verdict)}"
+    known = f" except for {_deviations(verdict)}" if verdict.deviations else ""
+    if verdict.exit is Exit.CONFORMS and verdict.selection:
+        word = f"passes this selection{known}, which is no verdict on conformance"
+    elif verdict.exit is Exit.CONFORMS:
+        word += known
     hopper = "" if "hopper" in verdict.ran else "; not run: hopper (needs a GPU of capability 9.0)"
     return f"{subject} {word}{tiers}: {summary or 'no case ran'}{hopper}"
 

@@ -29,9 +29,8 @@ NEITHER = ("refused", "unobservable", "skipped")
 
 
 def record(case: str, tier: str, outcome: str, **more: Any) -> Record:
-    id = case.partition("/")[0]
-    plain = Record(case, id, tier, "s", Outcome(outcome), None, None, True, "why", "again")
-    return replace(plain, **more)
+    id, plain = case.partition("/")[0], {"interpreted": True, "message": "why", "repro": "again"}
+    return Record(case, id, tier, "s", Outcome(outcome), None, None, **{**plain, **more})
 
 
 @requirement("SUITE-1", how=("exit", "selection", "files", "death", "entries"))
