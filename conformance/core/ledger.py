@@ -129,12 +129,23 @@ def stale(
     ]
 
 
-def lint(ledger: Sequence[Deviation], cases: Mapping[str, Sequence[str]]) -> None:
+def lint(
+    ledger: Sequence[Deviation], cases: Mapping[str, Sequence[str]], simulated: Sequence[str] = ()
+) -> None:
     """Raise LedgerError for an entry without a case, or two entries that speak of one case.
 
-    cases: by tier, the ids of the cases that a full run makes.
+    cases: by tier, the ids of the cases that a full run makes. simulated: FlashInfer versions that
+    the twin has; empty: whichever.
     """
     for entry in ledger:
+        nowhere = simulated and not any(_holds(entry.flashinfer, v) for v in simulated)
+        if entry.tier == "twin" and nowhere:
+            raise LedgerError(
+                f"{entry.where}, flashinfer",
+                found=f"{entry.flashinfer!r}, which is no version that the twin simulates",
+                allowed=", ".join(simulated),
+                remedy="correct it, or take the entry out",
+            )
         known = {case for tier, ids in cases.items() if entry.tier in ("any", tier) for case in ids}
         for pattern in entry.cases:
             if not any(fnmatchcase(case, pattern) for case in known):

@@ -10,6 +10,7 @@ from rich.table import Table
 from conformance.core.ledger import Deviation, LedgerError, lint
 from conformance.core.ledger_text import parse
 from conformance.listing import TIERS, case_ids
+from conformance.tiers import VERSIONS
 
 HERE = Path(__file__).parent
 _ROOT = HERE.parents[1]
@@ -23,7 +24,7 @@ def ledger_of(own: Sequence[Path] = (), *, committed: bool = True) -> list[Devia
     files = [*(sorted(HERE.glob("*.toml")) if committed else ()), *own]
     entries = [entry for path in files for entry in parse(_text(path), _shown(path))]
     if entries:
-        lint(entries, {tier: case_ids([tier]) for tier in TIERS})
+        lint(entries, {tier: case_ids([tier]) for tier in TIERS}, VERSIONS)
     return entries
 
 

@@ -11,6 +11,7 @@ from conformance.core.ledger import Deviation, LedgerError, Situation, lint, mat
 from conformance.core.ledger_text import KEYS, parse
 from conformance.core.record import Expected, Outcome, Record, settled
 from conformance.ledger.cli import HERE, ledger_command, ledger_of
+from conformance.tiers import VERSIONS
 
 SOUND = {
     "cases": "PLAN-8/*",
@@ -102,6 +103,12 @@ def test_an_entry_without_a_case_is_refused(pattern: str, tier: str) -> None:
         lint([entry(cases=pattern, tier=tier)], CASES)
     with pytest.raises(LedgerError, match="matches no case"):
         lint([entry(cases=["PLAN-8/*", pattern], tier=tier)], CASES)
+
+
+def test_an_entry_for_a_version_that_the_twin_has_not_is_refused() -> None:
+    with pytest.raises(LedgerError, match="no version that the twin simulates"):
+        lint([entry(flashinfer="==0.7.3")], CASES, VERSIONS)
+    lint([entry(flashinfer="==0.7.3", tier="hopper"), entry(flashinfer=">0.7")], CASES, VERSIONS)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,11 @@ def files_say_what_was_written(lab: Lab, draw: Draw) -> None:
             is_start = '"kind": "started"' in lines[lost]
             expected = "" if is_start else str(victim)
             lab.expect(refusal(report), expected, f"file refused without {lines[lost][:60]}")
+            lost -= (lost - 1) % 2  # a case's two lines, of which nothing else tells
+            victim.write_text("".join(lines[:lost] + lines[lost + 2 :]))
+            lab.expect(
+                refusal(report), str(victim), f"file refused without both {lines[lost][:60]}"
+            )
 
 
 def refusal(report: Path) -> str:
