@@ -86,6 +86,9 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 )
 @click.option("-x", "--first-failure", is_flag=True, help="Stop at the first failure.")
 @click.option(
+    "--first-failure-each", is_flag=True, help="Skip the rest of a requirement once it failed."
+)
+@click.option(
     "--watchdog", type=click.FloatRange(0), help="Seconds a case may take on any tier; 0: no limit."
 )
 @click.option(
@@ -115,6 +118,7 @@ def run_command(
     kernels: str | None,
     flashinfer: str,
     first_failure: bool,
+    first_failure_each: bool,
     watchdog: float | None,
     junit: Path | None,
     ledgers: tuple[Path, ...],
@@ -145,6 +149,7 @@ def run_command(
         kernels=chosen.kernels,
         flashinfer=flashinfer,
         first_failure=first_failure,
+        first_failure_each=first_failure_each,
         limit_s=watchdog,
         limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},
         junit=junit,

@@ -86,7 +86,7 @@ def _requirement(id: str, case: Case | None) -> Iterator[str]:
     for command in _commands(id, case):
         yield f"{_INDENT}{command}"
     yield from _block("files", ", ".join(text.files))
-    faults = [m for m in read_mutants(OWN) if m.requirement == id]
+    faults = [m for m in read_mutants([OWN]) if m.requirement == id]
     if faults:
         names = ", ".join(mutant.name for mutant in faults)
         yield from _block("proven by", f"deliberate faults that it must notice: {names}")

@@ -87,6 +87,7 @@ class _Worker:
         self._option = option
         self.cases: list[str] = []
         self.alone: list[str] = []
+        self.failed: set[str] = set()  # requirements of which a check has failed here
 
     def known(self, case: Case) -> Deviation | None:
         """Return what the ledger says of a case."""
@@ -253,6 +254,13 @@ def _expected(item: pytest.Item) -> Record:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    requirement = item.stash[_RUNNING].expected.requirement
+    option = item.config.option
+    if option.first_failure_each and requirement in item.config.stash[_WORKER].failed:
+        pytest.skip(f"a check of {requirement} has failed before")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Turn what a check found missing into a skip that is recorded under its own name."""
@@ -269,6 +277,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         raise
     except CheckFailed as problem:
         running.outcome, running.message = Outcome.FAIL, str(problem)
+        item.config.stash[_WORKER].failed.add(running.expected.requirement)
         raise
     except Exception as problem:
         running.outcome = Outcome.CRASH

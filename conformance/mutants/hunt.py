@@ -1,23 +1,16 @@
 """The hunt: plant each mutant in a copy of the sources and see its requirement notice it."""
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-from conformance.core.catalogue import ALIVE
-from conformance.core.record import Outcome, Record, RecordError, read_records
+from conformance.core.catalogue import ALIVE, REQUIREMENTS
+from conformance.core.record import Outcome, Record
 from conformance.core.run import Exit
+from conformance.mutants.copies import Ran, run_copy
 from conformance.mutants.model import Mutant, MutantError
 
-ROOMS = ("smla", "golden", "conformance")
-_ROOT = Path(__file__).parents[2]
 _MINUTES = 15
 
 
@@ -27,6 +20,7 @@ class Fate(StrEnum):
     KILLED = "killed"
     SURVIVED = "survived"
     INVALID = "invalid"
+    NOT_RUN = "not run"  # its requirement's cases need a tool that is not here
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,20 @@ class Finding:
     message: str
 
 
+def provable() -> list[str]:
+    """The ids that need a mutant, in the catalogue's order.
+
+    All that the twin judges but SMOKE: a mutant that does not pass SMOKE is none.
+    """
+    return [r.id for r in REQUIREMENTS.values() if r.twin and r.id != ALIVE]
+
+
+def without_kill(findings: Iterable[Finding]) -> list[str]:
+    """The ids that no mutant names and is killed by, in the catalogue's order."""
+    killing = {found.mutant.requirement for found in findings if found.fate is Fate.KILLED}
+    return [id for id in provable() if id not in killing]
+
+
 def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None]) -> list[Finding]:
     """Return each mutant's fate; raise MutantError when the unchanged sources are not green.
 
@@ -46,68 +54,59 @@ def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None
     finding as it comes.
     """
     with ThreadPoolExecutor(workers) as pool:
-        named: dict[str, set[str]] = {}
-        for mutant in mutants:
-            named.setdefault(mutant.lane, {ALIVE}).add(mutant.requirement)
-        unchanged = [pool.submit(_run_copy, None, lane, sorted(ids)) for lane, ids in named.items()]
-        futures = [pool.submit(_fate, mutant) for mutant in mutants]
-        for run in unchanged:
-            code, records, output = run.result()
-            if code != Exit.CONFORMS or not records:
-                raise MutantError(f"the unchanged sources are not green:\n{output[-3000:]}")
-        findings = []
-        for future in futures:
-            findings.append(future.result())
-            told(findings[-1])
-        return findings
+        try:
+            lanes = sorted({mutant.lane for mutant in mutants})
+            unchanged = [pool.submit(_unchanged, lane, mutants) for lane in lanes]
+            futures = {pool.submit(_fate, mutant): mutant for mutant in mutants}
+            found: dict[str, Finding] = {}
+            for done in as_completed(futures):
+                finding = done.result()
+                found[finding.mutant.name] = finding
+                told(finding)
+            for green in unchanged:
+                green.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [found[mutant.name] for mutant in mutants]
+
+
+def _unchanged(lane: str, mutants: Iterable[Mutant]) -> None:
+    ids = sorted({ALIVE, *(m.requirement for m in mutants if m.lane == lane)})
+    ran = run_copy(None, lane, ["-x", *_select(ids)], minutes=_MINUTES)
+    open_ = [id for id in ids if _lacks_tool(id, ran)]
+    green = all(ran.alive(id) for id in ids if id not in open_)
+    if not green or ran.code not in (Exit.CONFORMS, *([Exit.INCOMPLETE] if open_ else [])):
+        raise MutantError(f"the unchanged sources are not green:\n{ran.output[-3000:]}")
 
 
 def _fate(mutant: Mutant) -> Finding:
-    code, records, output = _run_copy(mutant, mutant.lane, [ALIVE, mutant.requirement])
-    alive = [r for r in records if r.requirement == ALIVE]
-    if not alive or any(r.outcome is not Outcome.PASS for r in alive):
-        said = _messages(alive) or output[-2000:]
+    selection = ["-x", *_select([ALIVE, mutant.requirement])]
+    ran = run_copy(mutant, mutant.lane, selection, minutes=_MINUTES)
+    if not ran.alive(ALIVE):
+        said = _messages(ran.of(ALIVE)) or ran.output[-2000:]
         return Finding(mutant, Fate.INVALID, "", f"does not pass {ALIVE}: {said}")
-    checks = [r for r in records if r.requirement == mutant.requirement]
+    checks = ran.of(mutant.requirement)
     for record in checks:
         if record.outcome is Outcome.FAIL:
             return Finding(mutant, Fate.KILLED, record.case, record.message)
-    if code != Exit.CONFORMS:
-        said = _messages(checks) or output[-2000:]
+    if _lacks_tool(mutant.requirement, ran):
+        return Finding(mutant, Fate.NOT_RUN, "", checks[0].message)
+    if ran.code != Exit.CONFORMS:
+        said = _messages(checks) or ran.output[-2000:]
         return Finding(mutant, Fate.INVALID, "", f"no check of {mutant.requirement} failed: {said}")
     return Finding(mutant, Fate.SURVIVED, "", f"{len(checks)} cases of {mutant.requirement} pass")
 
 
+def _lacks_tool(requirement: str, ran: Ran) -> bool:
+    """Whether each case of a requirement that needs a tool was skipped for want of it."""
+    records = ran.of(requirement)
+    skipped = bool(records) and all(r.outcome is Outcome.SKIPPED for r in records)
+    return skipped and bool(REQUIREMENTS[requirement].tool)
+
+
+def _select(ids: Iterable[str]) -> list[str]:
+    return [f"--requirement={id}" for id in ids]
+
+
 def _messages(records: Iterable[Record]) -> str:
     return "; ".join(r.message for r in records if r.outcome is not Outcome.PASS)
-
-
-def _run_copy(
-    mutant: Mutant | None, lane: str, requirements: list[str]
-) -> tuple[int, list[Record], str]:
-    """Run requirements on a copy of the sources; return exit code, records and output."""
-    with tempfile.TemporaryDirectory(prefix="smla-mutant-") as folder:
-        root, report = Path(folder) / "sources", Path(folder) / "report"
-        for room in ROOMS:
-            ignored = shutil.ignore_patterns("__pycache__", ".*")
-            shutil.copytree(_ROOT / room, root / room, ignore=ignored)
-        if mutant is not None:
-            mutant.apply(root)
-        command = [sys.executable, "-m", "conformance", "run", "--tier", "twin", "-x", "-n", "0"]
-        command += ["--kernels", lane, "--report", str(report)]
-        command += [f"--requirement={id}" for id in requirements]
-        # Only the copy may be imported: an editable install of the original would hide it.
-        search = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
-        try:
-            done = subprocess.run(
-                command, cwd=root, env=environment, capture_output=True, text=True,
-                timeout=60 * _MINUTES, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Exit.SUITE_FAILED, [], f"no end after {_MINUTES} minutes"
-        try:
-            records = read_records(report) if report.is_dir() else []
-        except RecordError as problem:
-            return Exit.SUITE_FAILED, [], str(problem)
-        return done.returncode, records, done.stdout + done.stderr

@@ -1,6 +1,9 @@
 """Mutants as data: one edit of one file, and the requirement that must notice it."""
 
+import hashlib
 import tomllib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -30,6 +33,12 @@ class Mutant:
         """How the twin runs kernels: a change of Triton sources only shows interpreted."""
         return "interpret" if self.file.startswith("smla/kernels/") else "torch"
 
+    @property
+    def digest(self) -> str:
+        """Hash of all that decides what it does, so of everything but its reason."""
+        text = "\0".join((self.name, self.file, self.old, self.new, self.requirement))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
     def apply(self, root: Path) -> None:
         """Edit the copy of the sources below `root`; raise MutantError unless `old` is unique."""
         path = root / self.file
@@ -42,8 +51,24 @@ class Mutant:
         path.write_text(text.replace(self.old, self.new))
 
 
-def read_mutants(path: Path) -> list[Mutant]:
-    """Return the mutants of a TOML file; raise MutantError for anything but a sound one."""
+def read_mutants(paths: Iterable[Path]) -> list[Mutant]:
+    """Return the mutants of TOML files, or of the *.toml in folders, in order.
+
+    Raises MutantError for anything but sound ones, of which no two have one name.
+    """
+    mutants = [mutant for path in paths for file in _files(path) for mutant in _read(file)]
+    twice = [name for name, count in Counter(m.name for m in mutants).items() if count > 1]
+    if not mutants or twice:
+        said = f"two mutants of one name: {', '.join(twice)}" if twice else "no mutant"
+        raise MutantError(f"{', '.join(map(str, paths))}: {said}")
+    return mutants
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("*.toml")) if path.is_dir() else [path]
+
+
+def _read(path: Path) -> list[Mutant]:
     try:
         tables = tomllib.loads(path.read_text()).get("mutant", [])
     except (OSError, tomllib.TOMLDecodeError) as problem:
@@ -58,7 +83,4 @@ def read_mutants(path: Path) -> list[Mutant]:
             raise MutantError(f"{path}: {table['name']}: no requirement {table['requirement']!r}")
         if table["old"] == table["new"]:
             raise MutantError(f"{path}: {table['name']} changes nothing")
-    mutants = [Mutant(**table) for table in tables]
-    if not mutants or len({mutant.name for mutant in mutants}) != len(mutants):
-        raise MutantError(f"{path}: no mutant, or two of one name")
-    return mutants
+    return [Mutant(**table) for table in tables]
