@@ -37,12 +37,58 @@ def _same(id: str, count: int, sentence: str) -> Requirement:
 
 _ALL = (
     _same(ALIVE, 8, "The subject is alive: it plans and runs the plain case. Says nothing more."),
+    # What judges stands before what is judged.
+    Requirement(
+        "SUITE-1",
+        "A run counts what went wrong: records, minima and exit code follow the outcomes.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
+    Requirement(
+        "SUITE-2",
+        "The ledger excuses exactly what it says.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
+    Requirement(
+        "SUITE-3",
+        "Golden and its bound agree with an independent derivation.",
+        48,
+        0,
+        "it runs on the CPU alone",
+    ),
+    Requirement(
+        "TWIN-2",
+        "The twin replays schedules recorded on a GPU.",
+        8,
+        0,
+        "the records are of this hardware",
+    ),
+    Requirement(
+        "TWIN-1",
+        "The planner twin writes every byte that FlashInfer's planner writes.",
+        25,
+        50,
+        tool="planner",
+    ),
     _same("LEN-1", 60, "A row sees its request's tokens up to and including its own."),
     _same("LEN-2", 80, "The valid count is the context, or topk plus the incomplete pool."),
     _same("LEN-3", 60, "Host, device and counted valid counts agree, or a flag says they do not."),
     _same("LEN-4", 80, "A planned length covers its row's bound, which is never the formula's."),
     _same("LEN-5", 60, "Where the device split the drafts anew, each row follows the device."),
     _same("LEN-6", 60, "A valid count above the plan is flagged; what the slack covers is not."),
+    # What an output shows: special inputs first, any inputs last.
+    _same("NUM-8", 40, "The same plan and inputs give the same bits, run after run."),
+    _same("NUM-3", 48, "An FP8 cache's scale is applied exactly, and a changed one is flagged."),
+    _same("NUM-4", 140, "A rope part of 64 takes part with the scale it was written with."),
+    _same("NUM-5", 147, "Every head count from 1 to 128 is right."),
+    _same("NUM-6", 100, "Split and unsplit rows are right."),
+    _same("NUM-7", 100, "Splits that the clamp empties contribute nothing."),
+    _same("NUM-9", 60, "Rows without valid entries are exactly zero."),
+    _same("NUM-1", 240, "BF16 outputs equal golden within the error model."),
+    _same("NUM-2", 240, "Per-tensor FP8 outputs equal golden within the error model."),
     _same("PLAN-1", 24, "Planning during graph capture is refused and changes nothing."),
     _same("PLAN-2", 40, "Exact lengths are planned as they are, and never reused."),
     _same("PLAN-3", 80, "A plan is reused exactly inside the window of bounds it covers."),
@@ -93,24 +139,15 @@ _ALL = (
     ),
     _same("READ-D", 80, "Cache rows that nothing selects never influence an output, NaN included."),
     _same("READ-E", 40, "Inputs are only read: no forward, captured or not, changes one."),
-    _same("NUM-1", 240, "BF16 outputs equal golden within the error model."),
-    _same("NUM-2", 240, "Per-tensor FP8 outputs equal golden within the error model."),
-    _same("NUM-3", 48, "An FP8 cache's scale is applied exactly, and a changed one is flagged."),
-    _same("NUM-4", 140, "A rope part of 64 takes part with the scale it was written with."),
-    _same("NUM-5", 147, "Every head count from 1 to 128 is right."),
-    _same("NUM-6", 100, "Split and unsplit rows are right."),
-    _same("NUM-7", 100, "Splits that the clamp empties contribute nothing."),
-    _same("NUM-8", 40, "The same plan and inputs give the same bits, run after run."),
-    _same("NUM-9", 60, "Rows without valid entries are exactly zero."),
     _same("GRAPH-1", 48, "A replay gives the bits of the eager forward."),
     _same("GRAPH-2", 24, "One capture serves many replays, after replans and after reuses."),
     _same("GRAPH-3", 32, "A padded capture serves every number of live rows."),
     _same("GRAPH-4", 16, "Graphs of several sizes share one plan state."),
     _same("GRAPH-5", 12, "A replay follows rows that leave for dense attention, and return."),
     _same("GRAPH-6", 30, "What changes before a replay changes its output; nothing else does."),
+    _same("MHA-3", 12, "Up to topk tokens of context, dense and sparse attention are the same."),
     _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),
     _same("MHA-2", 12, "Decode rows do not depend on where the prefill rows go."),
-    _same("MHA-3", 12, "Up to topk tokens of context, dense and sparse attention are the same."),
     _same("MHA-4", 24, "Every row is computed once: exactly the rows that the metadata names."),
     _same("DRAFT-1", 32, "Draft steps share one state, their lengths moved on the device alone."),
     _same("DRAFT-2", 36, "Verification is right for any pattern of accepted drafts."),
@@ -128,35 +165,11 @@ _ALL = (
     _same("ROB-4", 28, "Malformed caches and scales are an error that changes nothing."),
     _same("ROB-5", 8, "A configuration that cannot work is an error at construction."),
     _same("ROB-6", 3, "Calls out of order are an error that changes nothing."),
-    Requirement(
-        "TWIN-1",
-        "The planner twin writes every byte that FlashInfer's planner writes.",
-        25,
-        50,
-        tool="planner",
-    ),
-    Requirement(
-        "TWIN-2",
-        "The twin replays schedules recorded on a GPU.",
-        8,
-        0,
-        "the records are of this hardware",
-    ),
-    Requirement(
-        "SUITE-1",
-        "A run counts what went wrong: records, minima and exit code follow the outcomes.",
-        30,
-        0,
-        "the suite judges alike on every tier",
-    ),
-    Requirement(
-        "SUITE-2",
-        "The ledger excuses exactly what it says.",
-        30,
-        0,
-        "the suite judges alike on every tier",
-    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}
-"""By id, in the order they are reported."""
+"""By id, in the order they are reported.
+
+A mutant belongs to the first one that notices it. So the specific stands before the general, and
+what looks at less before what looks at more.
+"""

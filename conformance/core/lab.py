@@ -14,7 +14,7 @@ from torch import Tensor
 
 from conformance.core import population
 from conformance.core.bench import Bench
-from conformance.core.case import Case, Step
+from conformance.core.case import Case, Config, Step
 from conformance.core.inputs import StepInputs
 from conformance.core.subject import Observation, Subject, Tier, Unobservable
 from golden import Golden
@@ -77,6 +77,10 @@ class Lab:
     def step(self) -> Step:
         """Draw the case's batch."""
         return population.step_of(self.case)
+
+    def config(self, *steps: Step) -> Config:
+        """Return the configuration that `bench` constructs the subject with, by default."""
+        return population.config_of(self.case, steps, full_width=self.tier.full_width)
 
     def bench(self, *steps: Step, wrap: Callable[[Any], Any] | None = None, **memory: Any) -> Bench:
         """Construct the subject for this case, with room for these steps.
