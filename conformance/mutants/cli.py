@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -45,6 +46,10 @@ _FILE = click.Path(path_type=Path)
     help="With --matrix: cases of each requirement but the named one; 0: all.",
 )  # fmt: skip
 @click.option(
+    "--prior", is_flag=True,
+    help="With --matrix: leave out requirements behind the named one, never the first to notice.",
+)  # fmt: skip
+@click.option(
     "--matrix-file", type=_FILE, help="JSON file of rows: those found are added to it, or replaced."
 )
 @click.option(
@@ -57,6 +62,7 @@ def mutants_command(
     workers: int,
     wide: bool,
     cases_per_id: int,
+    prior: bool,
     matrix_file: Path | None,
     others: tuple[Path, ...],
 ) -> None:
@@ -79,8 +85,9 @@ def mutants_command(
         if (others and matrix_file is None) or (matrix_file and not wide and not others):
             raise MutantError("--matrix-file goes with --matrix or --merge, --merge with it")
         if wide or others:
+            make = partial(matrix, workers=workers, cases_per_id=cases_per_id, prior=prior)
             runs = [] if others else chosen
-            code = _wide(console, known, runs, workers, cases_per_id, matrix_file, others, whole)
+            code = _wide(console, known, runs, make, matrix_file, others, whole)
         else:
             code = _fast(console, chosen, workers, whole)
     except MutantError as problem:
@@ -109,8 +116,7 @@ def _wide(
     console: Console,
     known: list[Mutant],
     chosen: list[Mutant],
-    workers: int,
-    cases_per_id: int,
+    make: Callable[..., list[Row]],
     file: Path | None,
     others: Sequence[Path],
     whole: bool,
@@ -133,7 +139,7 @@ def _wide(
         first = row.first_killer(provable()) or "none"
         _say(console, f"{_fate(row)} {mutant.name}: first noticed by {first}, {row.seconds:.0f} s")
 
-    made = matrix(chosen, workers, cases_per_id, describe(), told)
+    made = make(chosen, environment=describe(), told=told)
     if file:
         write_matrix(file, merged(rows, [], known))
     shown = rows if file or others else made

@@ -64,18 +64,21 @@ def matrix(
     mutants: Sequence[Mutant],
     workers: int,
     cases_per_id: int,
+    prior: bool,
     environment: Mapping[str, Any],
     told: Callable[[Mutant, Row | str], None],
 ) -> list[Row]:
     """Return a row for each mutant that could be tried; `told` gets each, or what went wrong.
 
+    prior: leave out the ids behind the named one, which cannot be the first to notice.
     Raises MutantError for a mutant that does not fit the sources.
     """
     rows: dict[str, Row] = {}
     with ThreadPoolExecutor(workers) as pool:
         try:
             futures = {
-                pool.submit(_row, mutant, cases_per_id, environment): mutant for mutant in mutants
+                pool.submit(_row, mutant, cases_per_id, prior, environment): mutant
+                for mutant in mutants
             }
             for done in as_completed(futures):
                 mutant, row = futures[done], done.result()
@@ -87,8 +90,13 @@ def matrix(
     return [rows[mutant.name] for mutant in mutants if mutant.name in rows]
 
 
-def _row(mutant: Mutant, cases_per_id: int, environment: Mapping[str, Any]) -> Row | str:
-    cases = [f"--case={id}" for id in sample(cases_per_id, [ALIVE, mutant.requirement])]
+def _row(
+    mutant: Mutant, cases_per_id: int, prior: bool, environment: Mapping[str, Any]
+) -> Row | str:
+    order = provable()
+    if prior and mutant.requirement in order:
+        order = order[: order.index(mutant.requirement) + 1]
+    cases = [f"--case={id}" for id in sample(cases_per_id, [ALIVE, mutant.requirement], order)]
     ran = run_copy(mutant, mutant.lane, ["--first-failure-each", *cases], minutes=_MINUTES)
     if ran.code == Exit.SUITE_FAILED or not ran.records:
         return f"the suite failed: {ran.output[-2000:]}"
@@ -117,11 +125,11 @@ def _row(mutant: Mutant, cases_per_id: int, environment: Mapping[str, Any]) -> R
     )
 
 
-def sample(cases_per_id: int, whole: Iterable[str]) -> list[str]:
-    """The first cases of each id on the twin, all of them where 0, and all of the ids `whole`."""
+def sample(cases_per_id: int, whole: Sequence[str], ids: Sequence[str]) -> list[str]:
+    """The twin's first cases of each of these ids, all of them where 0, and all of `whole`."""
     taken: dict[str, int] = {}
     chosen = []
-    for case in case_ids(["twin"]):
+    for case in case_ids(["twin"], [*whole, *ids]):
         id = parse(case).requirement
         taken[id] = taken.get(id, 0) + 1
         if not cases_per_id or taken[id] <= cases_per_id or id in whole:

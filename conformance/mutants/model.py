@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from conformance.core.catalogue import REQUIREMENTS
+from conformance.core.catalogue import ALIVE, REQUIREMENTS
 
 
 class MutantError(ValueError):
@@ -79,8 +79,11 @@ def _read(path: Path) -> list[Mutant]:
             raise MutantError(
                 f"{path}: mutant {table.get('name')!r} needs the strings {sorted(names)}"
             )
-        if table["requirement"] not in REQUIREMENTS:
-            raise MutantError(f"{path}: {table['name']}: no requirement {table['requirement']!r}")
+        if table["requirement"] not in REQUIREMENTS or table["requirement"] == ALIVE:
+            raise MutantError(
+                f"{path}: {table['name']}: found requirement {table['requirement']!r}; allowed: "
+                f"one of the catalogue but {ALIVE}, which every mutant passes"
+            )
         if table["old"] == table["new"]:
             raise MutantError(f"{path}: {table['name']} changes nothing")
     return [Mutant(**table) for table in tables]

@@ -1,6 +1,7 @@
 """IDX: from selected tokens to packed slots."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -130,14 +131,18 @@ def test_block_numbers_outside_of_the_cache_select_nothing(lab: Lab) -> None:
 
 @requirement(
     "IDX-4",
+    how=("near", "interleaved"),
     geo=("flat", "wide"),
     lens=("mixed", "long", "edge"),
     dtype=("bf16", "fp8"),
     kpe=(0, 64),
 )
 def test_strided_blocks_are_served_and_gaps_are_foreign(lab: Lab) -> None:
-    step = lab.step()
-    bench = lab.bench(step)
+    step, geometry = lab.step(), lab.case.geometry
+    if lab.case["how"] == "interleaved":  # blocks of other layers stand between those of one
+        layers = lab.case.draw.fork("layers").randint(3, 40)
+        geometry = replace(geometry, gap_rows=layers * geometry.block_size + geometry.gap_rows)
+    bench = lab.bench(step, changes={"geometry": geometry})
     inputs = bench.world.draw_step(step)
     size, stride = bench.config.geometry.block_size, bench.world.stride_rows
     lab.check(stride > size, "block stride", got=stride, expected=f"above {size}")
@@ -147,7 +152,11 @@ def test_strided_blocks_are_served_and_gaps_are_foreign(lab: Lab) -> None:
         for slot in range(block * stride + size, (block + 1) * stride)
     ]
     bench.set_cache(bench.world.poisoned(foreign, "nan"))
-    out = bench.run(step, inputs)
+    try:
+        out = bench.run(step, inputs)
+    except ValueError as problem:
+        lab.expect(str(problem), "", f"a refusal of blocks that start {stride} rows apart")
+        raise
     check_packed(lab, bench, step, inputs)
     lab.golden(bench, out, bench.golden(step, inputs))
 

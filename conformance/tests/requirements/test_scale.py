@@ -51,7 +51,7 @@ def relative_error(lab: Lab, bench: Bench, step: Step, inputs: StepInputs) -> fl
     "NUM-3",
     dtype=("fp8",),
     kpe=(0, 64),
-    how=("any", "any", "near-two", "low", "high", "changed", "outside"),
+    how=("any", "any", "near-two", "low", "high", "mask", "changed", "outside"),
     geo=("wide", "pool"),
     heads=(16, 64),
 )
@@ -70,7 +70,16 @@ def test_a_scale_is_applied_exactly(lab: Lab) -> None:
     mantissa = 2 - 2.0**-9 if how == "near-two" else 1 + (2 * draw.randint(0, 2**12) + 1) / 2**13
     scale = math.ldexp(mantissa, exponent)
     if masks_finitely(lab) and how == "low":
-        a_scale_near_a_finite_mask_is_refused(lab, step, scale)
+        a_scale_near_a_finite_mask_is_refused(
+            lab, step, scale, sm_scale=0.0625, larger=2.0**-4 / scale
+        )
+        return
+    if how == "mask":
+        # Queries so large and sm_scale so small that -50000, unscaled, is a few logits away.
+        mantissa = math.frexp(scale)[0] * 2
+        a_scale_near_a_finite_mask_is_refused(
+            lab, step, mantissa, sm_scale=2.0**-14, larger=2.0**10
+        )
         return
     bench = scaled_bench(lab, step, scale)
     inputs = bench.world.draw_step(step)
@@ -101,11 +110,13 @@ def masks_finitely(lab: Lab) -> bool:
     return Version(version) < Version("0.7.0")
 
 
-def a_scale_near_a_finite_mask_is_refused(lab: Lab, step: Step, scale: float) -> None:
-    """True logits far below zero: either the rows are right, or the scale is refused."""
-    bench = lab.bench(step, changes={"k_scale": scale, "sm_scale": 0.0625})
+def a_scale_near_a_finite_mask_is_refused(
+    lab: Lab, step: Step, scale: float, *, sm_scale: float, larger: float
+) -> None:
+    """Either the rows are right, or the scale is refused. larger: a factor of the queries."""
+    bench = lab.bench(step, changes={"k_scale": scale, "sm_scale": sm_scale})
     inputs = bench.world.draw_step(step)
-    inputs = replace(inputs, q_nope=(inputs.q_nope * (2.0**-4 / scale)).bfloat16())
+    inputs = replace(inputs, q_nope=(inputs.q_nope * larger).bfloat16())
     try:
         lab.judged_run(bench, step, inputs)
     except ValueError as problem:
