@@ -81,8 +81,8 @@ _ALL = (
     _same("LEN-6", 60, "A valid count above the plan is flagged; what the slack covers is not."),
     # What an output shows: special inputs first, any inputs last.
     _same("NUM-8", 40, "The same plan and inputs give the same bits, run after run."),
-    _same("NUM-3", 48, "An FP8 cache's scale is applied exactly, and a changed one is flagged."),
     _same("NUM-4", 140, "A rope part of 64 takes part with the scale it was written with."),
+    _same("NUM-3", 48, "An FP8 cache's scale is applied exactly, and a changed one is flagged."),
     _same("NUM-5", 147, "Every head count from 1 to 128 is right."),
     _same("NUM-6", 100, "Split and unsplit rows are right."),
     _same("NUM-7", 100, "Splits that the clamp empties contribute nothing."),
@@ -95,9 +95,9 @@ _ALL = (
     _same("PLAN-4", 120, "After the clamp a row's work items tile [0, valid) exactly once."),
     _same("PLAN-5", 60, "kv_indptr is the running sum of planned lengths, flat behind live rows."),
     _same("PLAN-6", 40, "No plan changes the launch grid or the layout that a graph holds."),
-    _same("PLAN-7", 6, "Any number of rows is served, beyond FlashInfer's work items too."),
     _same("PLAN-8", 24, "Building and running a step waits for nothing on the device."),
     _same("PLAN-9", 24, "A plan that is in flight is never overwritten by the next ones."),
+    _same("PLAN-7", 6, "Any number of rows is served, beyond FlashInfer's work items too."),
     _same(
         "PLAN-10", 40, "A step without live rows leaves an empty schedule: a replay does nothing."
     ),
