@@ -1,7 +1,7 @@
 """The hunt: plant each mutant in a copy of the sources and see its requirement notice it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,21 +56,22 @@ def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None
     with ThreadPoolExecutor(workers) as pool:
         try:
             lanes = sorted({mutant.lane for mutant in mutants})
-            unchanged = [pool.submit(_unchanged, lane, mutants) for lane in lanes]
-            futures = {pool.submit(_fate, mutant): mutant for mutant in mutants}
+            futures: list[Future[Finding | None]] = [
+                *(pool.submit(_unchanged, lane, mutants) for lane in lanes),
+                *(pool.submit(_fate, mutant) for mutant in mutants),
+            ]
             found: dict[str, Finding] = {}
             for done in as_completed(futures):
-                finding = done.result()
-                found[finding.mutant.name] = finding
-                told(finding)
-            for green in unchanged:
-                green.result()
+                if finding := done.result():
+                    found[finding.mutant.name] = finding
+                    told(finding)
         finally:
             pool.shutdown(cancel_futures=True)
     return [found[mutant.name] for mutant in mutants]
 
 
 def _unchanged(lane: str, mutants: Iterable[Mutant]) -> None:
+    """Raise MutantError unless a lane's requirements pass on a copy without a mutant."""
     ids = sorted({ALIVE, *(m.requirement for m in mutants if m.lane == lane)})
     ran = run_copy(None, lane, ["-x", *_select(ids)], minutes=_MINUTES)
     open_ = [id for id in ids if _lacks_tool(id, ran)]

@@ -1,5 +1,5 @@
 """The requirements' judges: one test function per id, one file per family.
 
-Covered: LEN, PLAN, IDX, READ, NUM of the catalogue, and what ties the twin to FlashInfer. Each
-body is the same on every tier.
+Covered: every id of the catalogue; among them what ties the twin to FlashInfer, and golden to a
+second derivation (`plainly`). Each body is the same on every tier.
 """
