@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from conformance.core.catalogue import ALIVE, REQUIREMENTS
 from conformance.core.record import Outcome, Record
@@ -56,13 +57,12 @@ def hunt(mutants: Sequence[Mutant], workers: int, told: Callable[[Finding], None
     with ThreadPoolExecutor(workers) as pool:
         try:
             lanes = sorted({mutant.lane for mutant in mutants})
-            futures: list[Future[Finding | None]] = [
-                *(pool.submit(_unchanged, lane, mutants) for lane in lanes),
-                *(pool.submit(_fate, mutant) for mutant in mutants),
-            ]
+            futures: list[Future[Any]] = [pool.submit(_unchanged, x, mutants) for x in lanes]
+            futures += [pool.submit(_fate, mutant) for mutant in mutants]
             found: dict[str, Finding] = {}
             for done in as_completed(futures):
-                if finding := done.result():
+                finding: Finding | None = done.result()
+                if finding:
                     found[finding.mutant.name] = finding
                     told(finding)
         finally:
