@@ -11,7 +11,10 @@ from conformance import ownership, settings
 from conformance.cache import Cache
 
 # All that commands write into a report folder.
-REPORT_FILES = ("records-*.jsonl", "records-*.closed", "*-twin.xml", "*-hopper.xml", "bench.json")
+REPORT_FILES = (
+    *("records-*.jsonl", "records-*.closed", "*-twin.xml", "*-hopper.xml", "bench.json"),
+    "report.html",
+)
 REPORT_FOLDERS = ("processes", "sanitize", "traces")
 
 

@@ -25,7 +25,8 @@ from conformance.explain import explain_command
 from conformance.ledger.cli import ledger_command, ledger_of
 from conformance.listing import known, list_command
 from conformance.mutants.cli import mutants_command
-from conformance.report import last_line, show
+from conformance.report.cli import merge_command, report_command
+from conformance.report.terminal import last_line, show
 from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
@@ -180,7 +181,9 @@ for command in (
     explain_command,
     ledger_command,
     list_command,
+    merge_command,
     mutants_command,
+    report_command,
     sanitize_command,
 ):
     main.add_command(command)

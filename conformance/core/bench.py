@@ -45,7 +45,8 @@ class Bench:
     steps: every step that will be run, so that the world has room for them. storage: allocates
     the cache (bytes in all, leading bytes that may stay unmapped; uint8 on the device), the
     runtime by default; page, hole: as of World. changes: fields of the configuration to replace.
-    clock: on the twin, run on a device of its own time; the case is its seed.
+    clock: on the twin, run on a device of its own time; the case is its seed. latest: the step
+    whose lengths were written last.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Bench:
         changes: dict[str, Any] | None = None,
     ) -> None:
         self.case, self.tier, self._interpret = case, tier, interpret
+        self.latest: Step | None = None
         config = config_of(case, steps, full_width=tier.full_width)
         rows = config.max_tokens  # of the bench's buffers; the subject's may be larger
         self.config = replace(config, **(changes or {}))
@@ -165,7 +167,7 @@ class Bench:
         host_knows: bool = True,
         table: Tensor | None = None,
     ) -> HostBatch:
-        count = len(step.q_lens)
+        count, self.latest = len(step.q_lens), step
         table = self._table if table is None else table
         self.write(starts[: count + 1], _starts(step.true_q_lens))
         self.write(seq_lens[:count], torch.tensor(step.seq_lens, dtype=torch.int32))

@@ -1,5 +1,6 @@
 """The environment of a run: what every record file says in its header."""
 
+import hashlib
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +11,11 @@ import torch
 
 
 def describe() -> dict[str, Any]:
-    """Return versions, processor and GPU, and the suite's commit; None for what is absent."""
+    """Return versions, processor and GPU, and the suite's commit; None for what is absent.
+
+    sources: digest of the suite's own files, which tells one suite from another where there is no
+    checkout, or where it has changes.
+    """
     gpu: dict[str, Any] | None = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -27,8 +32,22 @@ def describe() -> dict[str, Any]:
         "triton": _version("triton"),
         "flashinfer": _version("flashinfer-python"),
         "commit": _output("git", "rev-parse", "--verify", "--quiet", "HEAD"),
+        "sources": _digest(Path(__file__).parents[2]),
         "gpu": gpu,
     }
+
+
+def _digest(root: Path) -> str:
+    """Return a digest of the files of the rooms that judge, by name and content."""
+    digest = hashlib.sha256()
+    for room in ("conformance", "golden"):
+        for path in sorted((root / room).rglob("*")):
+            name = path.relative_to(root)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+            if not hidden and path.is_file():
+                digest.update(f"{name.as_posix()}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

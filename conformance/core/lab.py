@@ -4,6 +4,8 @@ Assertions say what was expected, what was got, for which case, and how to run i
 frames stay out of the traceback.
 """
 
+import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -15,12 +17,14 @@ from torch import Tensor
 from conformance.core import population
 from conformance.core.bench import Bench
 from conformance.core.case import Case, Config, Step
+from conformance.core.drawing import draw
 from conformance.core.inputs import StepInputs
 from conformance.core.subject import Observation, Subject, Tier, Unobservable
 from golden import Golden
 
 _INTERPRETED_PERIOD = 10
 _INTERPRETED_PHASE = 3
+_log = logging.getLogger(__name__)
 
 
 class CheckFailed(AssertionError):
@@ -65,6 +69,8 @@ class Lab:
         self.interpret = tier.name == "twin" and interpreted(case.number, kernels)
         self.error: float | None = None
         self.ratio: float | None = None
+        self._benches: list[weakref.ref[Bench]] = []  # a judge may free one to make room
+        self._failing: list[int] = []
 
     @property
     def repro(self) -> str:
@@ -89,7 +95,7 @@ class Lab:
         """
         if wrap is not None and "native" not in self.subject.capabilities:
             raise Unobservable("capability native")
-        return Bench(
+        bench = Bench(
             self.case,
             self.subject,
             self.tier,
@@ -98,6 +104,28 @@ class Lab:
             wrap=wrap,
             **memory,
         )
+        self._benches.append(weakref.ref(bench))
+        return bench
+
+    def drawing(self) -> dict[str, Any] | None:
+        """Return the latest bench's schedule as core.drawing makes it; None where nothing shows.
+
+        To be asked for once a judge has ended: no device is held any more. Raises nothing, for it
+        must not hide the failure that it illustrates.
+        """
+        for bench in filter(None, (reference() for reference in reversed(self._benches))):
+            if bench.latest is None:
+                continue
+            try:
+                seen = bench.observe()
+                offsets = [] if seen.kv_indptr is None else seen.kv_indptr.tolist()
+                valid = bench.valid(bench.latest)
+                return draw(bench.schedule(seen), offsets, valid, self.tier.log, self._failing)
+            except Unobservable:
+                continue
+            except Exception as problem:
+                _log.warning("%s: no drawing: %s", self.case.id, problem)
+        return None
 
     def check(self, condition: bool, what: str, *, got: Any, expected: Any) -> None:
         """Assert a property of the subject."""
@@ -128,6 +156,7 @@ class Lab:
         self.error = max(self.error or 0.0, verdict.max_error)
         self.ratio = max(self.ratio or 0.0, verdict.max_ratio)
         if not verdict.ok:
+            self._failing = [row for row, *_ in verdict.worst]
             raise CheckFailed(
                 f"{self.case.id}: {what} differs from golden\n{verdict.message}\n"
                 f"  repro    {self.repro}"

@@ -46,6 +46,7 @@ class _Running:
     since: float
     outcome: Outcome | None = None
     message: str = ""
+    schedule: dict[str, Any] | None = None
 
     @property
     def settled(self) -> Outcome | None:
@@ -59,6 +60,7 @@ class _Running:
             interpreted=lab.interpret if lab else self.expected.interpreted,
             repro=lab.repro if lab else self.expected.repro,
             seconds=round(time.monotonic() - self.since, 3),
+            schedule=self.schedule,
         )
 
 
@@ -278,6 +280,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     except CheckFailed as problem:
         running.outcome, running.message = Outcome.FAIL, str(problem)
         item.config.stash[_WORKER].failed.add(running.expected.requirement)
+        lab = (getattr(item, "funcargs", None) or {}).get("lab")
+        running.schedule = lab.drawing() if lab else None
         raise
     except Exception as problem:
         running.outcome = Outcome.CRASH

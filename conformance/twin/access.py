@@ -9,7 +9,7 @@ it is the query row. `position` counts the entries of that row's index list from
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,14 +75,22 @@ class AccessLog:
 
     def reach(self) -> dict[int, int]:
         """Per row: one past the highest position whose index entry was read; untouched: absent."""
-        ends: dict[int, int] = {}
+        return {row: max(stop for _, stop in spans) for row, spans in self.spans().items()}
+
+    def spans(self, rows: Collection[int] | None = None) -> dict[int, list[tuple[int, int]]]:
+        """Per row: [first, stop) of the index entries read, one per tile, in the order made.
+
+        rows: which ones are asked for. A tile that read no entry is absent.
+        """
+        spans: dict[int, list[tuple[int, int]]] = {}
         for tile in self.tiles:
-            stop = torch.minimum(tile.first + tile.slots.shape[1], tile.bound)
-            read = (stop > tile.first).tolist()
-            for row, end, some in zip(tile.rows.tolist(), stop.tolist(), read, strict=True):
-                if some and end > ends.get(row, 0):
-                    ends[row] = end
-        return ends
+            stops = torch.minimum(tile.first + tile.slots.shape[1], tile.bound).tolist()
+            for row, first, stop in zip(
+                tile.rows.tolist(), tile.first.tolist(), stops, strict=True
+            ):
+                if first < stop and (rows is None or row in rows):
+                    spans.setdefault(row, []).append((first, stop))
+        return spans
 
     def touched_positions(self, row: int) -> set[int]:
         """Positions of a row whose index entry (and cache row) was read."""

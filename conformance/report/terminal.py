@@ -1,4 +1,4 @@
-"""The report a person reads: a table of requirements by tier, failures, and the verdict."""
+"""What a run prints: a table of requirements by tier, failures, and the verdict."""
 
 from collections import Counter
 

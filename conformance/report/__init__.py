@@ -1,0 +1,1 @@
+"""What records say, for a person: on a terminal, as one HTML page, as Markdown; and their merge."""
