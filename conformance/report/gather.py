@@ -31,8 +31,10 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The subject with its version."""
-        return f"{self.subject} {self.subject_version}".strip()
+        """The subject with its version; of package.module:factory no more than module:factory."""
+        module, colon, factory = self.subject.rpartition(":")
+        name = f"{module.rpartition('.')[2]}{colon}{factory}"
+        return f"{name} {self.subject_version}".strip()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Model:
 
     schema: str
     commit: str | None
+    sources: str | None
     environments: tuple[tuple[Mapping[str, Any], int], ...]
     columns: tuple[Column, ...]
     rows: tuple[str, ...]
@@ -149,6 +152,7 @@ def model_of(sources: Sequence[Source]) -> Model:
     return Model(
         SCHEMA,
         next((source.commit for source in sources if source.commit), None),
+        next((source.sources for source in sources if source.sources), None),
         tuple((environment, files[place]) for place, environment in enumerate(environments)),
         tuple(sorted({column for _, column in found}, key=_place)),
         tuple(sorted({id for id, _ in found}, key=_rank)),

@@ -57,7 +57,9 @@
     const { cases, more } = found(key);
     const id = key.split("/")[0];
     const title = document.querySelector(`button[data-key="${CSS.escape(key)}"]`).title;
-    by("cell-title").textContent = title;
+    const [name, where] = [id, title.slice(id.length + 2)];
+    by("cell-title").textContent = name;
+    by("cell-where").textContent = where;
     by("cell-sentence").textContent = data.sentences[id] || "";
     const list = cases.map(caseOf);
     by("cell-cases").replaceChildren(...list, ...(more ? [element("p", { class: "meta" },
@@ -100,7 +102,11 @@
       if (one.ratio !== null) inside.append(gauge(one));
       inside.append(element("pre", { class: "message" }, one.message || "(no message)"));
       inside.append(repro(one.repro));
-      if (one.schedule && one.schedule.items.length) inside.append(drawing(one.schedule, inside.clientWidth));
+      if (one.schedule && one.schedule.items.length) {
+        const style = getComputedStyle(inside);
+        const room = inside.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        inside.append(drawing(one.schedule, Math.floor(room) - 2));
+      }
     });
     return box;
   };
@@ -149,10 +155,10 @@
     const last = Math.max(1, ...items.map((i) => Math.max(i.planned_end, i.end, i.valid, i.touched ? i.touched[1] + 1 : 0)));
     const narrow = room < 520;
     const left = narrow ? 92 : 150, right = 12, top = 22, step = 24;
-    const width = Math.max(280, room - 4);
+    const height = top + step * items.length + 6;
+    const width = Math.max(280, room - (height > 540 ? 18 : 0));  // beside its scroll bar
     const x = (position) => left + (width - left - right) * Math.min(Math.max(position, 0), last) / last;
     const [id, pattern] = hatch();
-    const height = top + step * items.length + 6;
     const picture = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": `${items.length} work items of ${schedule.clusters} clusters` }, shape("defs", {}, pattern));
     const lanes = shape("g"), grid = shape("g"), bars = shape("g");
@@ -163,6 +169,7 @@
       grid.append(shape("line", { class: "grid", x1: x(tick), x2: x(tick), y1: top - 4, y2: height }));
       if (n % labels === 0) grid.append(text(x(tick), top - 8, String(tick), "middle"));
     }
+    if (last % (ticks * labels) > 0.12 * last) grid.append(text(x(last), top - 8, String(last), "end"));
     let cluster = null, count = 0;
     items.forEach((item, place) => {
       const y = top + step * place;

@@ -49,6 +49,7 @@ def page(model: Model) -> str:
         lstrip_blocks=True,
     )
     style, script = ((HERE / f"page.{ending}").read_text() for ending in ("css", "js"))
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
     data = _data(model)
     return environment.get_template("page.html").render(
         style=Markup(style),
@@ -92,7 +93,12 @@ def _group(model: Model, group: Group) -> dict[str, Any]:
         "label": group.label,
         "tier": group.tier,
         "judgement": _judgement(of_group(model, group)),
-        "versions": [_judgement(of_column(model, column)) for column in columns],
+        "subject": group.subject,
+        "versions": [
+            _judgement(of_column(model, column)) | {"title": column.flashinfer or "unknown"}
+            for column in columns
+        ],
+        "shared": len(columns) > 1,
         "heads": [name for name, _ in _heads(model, group)],
     }
 
@@ -100,6 +106,7 @@ def _group(model: Model, group: Group) -> dict[str, Any]:
 def _heads(model: Model, group: Group) -> list[tuple[str, tuple[Column, ...]]]:
     """Return a group's columns in the table: all versions together where there are several."""
     columns = model.of(group)
+    heads: list[tuple[str, tuple[Column, ...]]]
     heads = [(column.flashinfer or "?", (column,)) for column in columns]
     return [("all", columns), *heads] if len(columns) > 1 else heads
 
@@ -115,13 +122,14 @@ def _row(model: Model, id: str, data: Mapping[str, Any]) -> dict[str, Any]:
     known = REQUIREMENTS.get(id)
     cells = []
     for number, group in enumerate(model.groups):
-        for name, columns in _heads(model, group):
+        for place, (name, columns) in enumerate(_heads(model, group)):
             judged = name == "all" or len(model.of(group)) == 1
-            cells.append(_cell(model, id, columns, f"{number}/{name}", judged))
+            cell = _cell(model, id, columns, f"{number}/{name}", judged)
+            cells.append(cell | {"opens": cell["key"] in data["cells"], "first": place == 0})
     return {
         "id": id,
         "sentence": known.sentence if known else "unknown to this suite",
-        "cells": [cell | {"opens": cell["key"] in data["cells"]} for cell in cells],
+        "cells": cells,
         "bad": any(cell["kind"] in ("bad", "short") for cell in cells),
     }
 
@@ -133,11 +141,13 @@ def _cell(
     group, cell = columns[0].group, model.together(id, columns)
     known = REQUIREMENTS.get(id)
     least = known.minimum(group.tier) if known and judged else 0
-    where = f"{group.label}, {group.tier}, FlashInfer {head.partition('/')[2]}"
+    version = head.partition("/")[2]
+    versions = "all versions" if version == "all" else f"FlashInfer {version}"
+    where = f"{group.label}, {group.tier}, {versions}"
     kind = _kind(cell, id, group.tier, judged)
     if cell is None:
         why = known.unjudged if known and not known.minimum(group.tier) else "no case ran"
-        text, note = "", ""
+        text, note = "none" if kind == "short" else "", ""
     else:
         text = f"{len(cell.passed)}/{cell.total}"
         why = ", ".join(f"{cell.counts[o]} {o}" for o in Outcome if o in cell.counts)
@@ -149,7 +159,8 @@ def _cell(
         "text": text,
         "least": least if kind == "short" else 0,
         "ratio": note,
-        "label": f"{group.tier} {head.partition('/')[2]}",
+        "label": version,
+        "group": f"{group.label} on {group.tier}: {versions}",
         "title": f"{id}, {where}: {why}" + (f"; least {least}" if least else ""),
     }
 
@@ -200,7 +211,7 @@ def _case(seen: Seen, place: int) -> dict[str, Any]:
     return {
         "case": record.case,
         "outcome": str(record.outcome),
-        "message": record.message,
+        "message": record.message.replace(f"\n  repro    {record.repro}", ""),
         "repro": record.repro,
         "error": _finite(record.error),
         "ratio": _finite(record.ratio),
@@ -214,7 +225,7 @@ def _case(seen: Seen, place: int) -> dict[str, Any]:
 
 def _where(record: Record) -> str:
     kernels = ", kernels interpreted" if record.interpreted else ""
-    took = "" if record.seconds is None else f", {record.seconds:.1f} s"
+    took = "" if record.seconds is None else f", {record.seconds:.2f} s"
     return f"{record.tier}, FlashInfer {record.flashinfer or 'unknown'}{kernels}{took}"
 
 
@@ -252,9 +263,12 @@ def _host(environment: Mapping[str, Any]) -> str:
 
 
 def _stranger(model: Model) -> str:
-    """Return the commit of the suite that makes the report, where it is not the records'."""
-    own = describe().get("commit")
-    return str(own) if own and model.commit and own != model.commit else ""
+    """Return the commit of the suite that makes the page, where it is not the records' suite."""
+    own = describe()
+    for what, theirs in (("sources", model.sources), ("commit", model.commit)):
+        if own.get(what) and theirs:
+            return "" if own[what] == theirs else str(own["commit"] or "unknown")
+    return ""
 
 
 def _total(model: Model) -> list[tuple[str, int]]:

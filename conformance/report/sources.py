@@ -114,14 +114,14 @@ def _of_one_suite(sources: Sequence[Source]) -> None:
             raise ReportError(
                 f"found {name} {one} in {first} and {other} in {second}; {allowed}; {remedy}"
             )
-    first = sources[0]
+    start = sources[0]
     for source in sources[1:]:
         same = any(
-            getattr(first, what) is not None and getattr(source, what) is not None
+            getattr(start, what) is not None and getattr(source, what) is not None
             for what in ("commit", "sources")
         )
-        if not same and source.path.parent != first.path.parent:
+        if not same and source.path.parent != start.path.parent:
             raise ReportError(
-                f"found no commit in {first.path} or {source.path}, which may be of two suites; "
+                f"found no commit in {start.path} or {source.path}, which may be of two suites; "
                 f"{allowed}; {remedy}"
             )
