@@ -53,6 +53,13 @@ _ALL = (
         "the suite judges alike on every tier",
     ),
     Requirement(
+        "SUITE-4",
+        "A report and a merge show exactly what the records say.",
+        36,
+        0,
+        "records read the same on every machine",
+    ),
+    Requirement(
         "SUITE-3",
         "Golden and its bound agree with an independent derivation.",
         48,
