@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.core.catalogue import REQUIREMENTS
+from conformance.core.catalogue import ALIVE, REQUIREMENTS
 from conformance.core.record import Outcome
 from conformance.core.verdict import Exit
 from conformance.report.gather import Cell, Column, Group, Model
@@ -60,6 +60,9 @@ def of_group(model: Model, group: Group) -> Judgement:
     reasons = []
     if group.tier == "twin" and group not in model.interpreted:
         reasons.append("no case ran its kernels interpreted")
+    alive = cells[ALIVE]
+    if alive is not None and not alive.passed:
+        reasons.append(f"{ALIVE}: no case passed, so the rest says nothing")
     reasons += _below(cells, group.tier)
     return _judgement(model, f"{group.label} on {group.tier}", columns, reasons)
 

@@ -11,12 +11,12 @@ from conformance.core.lab import Lab
 from conformance.core.record import Outcome, Record
 from conformance.core.requirement import requirement
 from conformance.core.verdict import Exit
-from conformance.report.gather import Cell, Model, gather
-from conformance.report.judged import of_group
+from conformance.report.gather import Cell, Model, gather, model_of
+from conformance.report.judged import of_column, of_group, of_subjects
 from conformance.report.markdown import markdown
 from conformance.report.merge import merge
 from conformance.report.page import MOST_CASES, page
-from conformance.report.sources import ReportError
+from conformance.report.sources import ReportError, Source
 from conformance.tests.requirements.recorded import (
     COMMITS,
     GRAVITY,
@@ -40,7 +40,7 @@ def test_a_report_shows_what_the_records_say(lab: Lab, tmp_path: Path) -> None:
     elif how == "page":
         the_page_shows(lab, gather(folders), records)
     elif how == "verdict":
-        the_verdict_is_the_worst(lab, records, tmp_path)
+        the_verdict_is_the_worst(lab, records)
     elif how == "merge":
         a_merge_is_the_union(lab, folders, records, tmp_path)
     elif how == "mixed":
@@ -159,7 +159,7 @@ def _counts(text: str) -> str:
     return next((word for word in text.split() if "/" in word), "")
 
 
-def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record], root: Path) -> None:
+def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record]) -> None:
     """A tier whose cases all pass conforms, and one bad outcome among them is enough."""
     draw = lab.case.draw.fork("verdict")
     whole = [
@@ -174,26 +174,36 @@ def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record], root: Path) ->
             interpreted=number % 10 == 0,
             flashinfer="0.7.4",
         )
-        for id, known in REQUIREMENTS.items()
-        for number in range(known.twin)
+        for id, least in REQUIREMENTS.items()
+        for number in range(least.twin)
     ]
     at = draw.randint(0, len(whole))
     bad = draw.choice(("fail", "crash", "hang", "xpass"))
     open_ = draw.choice(("refused", "unobservable", "skipped"))
-    tool = REQUIREMENTS[whole[at].requirement].tool
-    for outcome, expected in (
-        ("pass", Exit.CONFORMS),
-        (bad, Exit.DOES_NOT),
-        (open_, Exit.INCOMPLETE),
-    ):
-        folder = root / f"verdict-{outcome}"
+    known = REQUIREMENTS[whole[at].requirement]
+    alone = bool(known.tool) and known.twin == 1  # all of its cases are skipped then
+    fates = {
+        "pass": Exit.CONFORMS,
+        "xfail": Exit.CONFORMS,
+        bad: Exit.DOES_NOT,
+        open_: Exit.CONFORMS if alone and open_ == "skipped" else Exit.INCOMPLETE,
+    }
+    for outcome, expected in fates.items():
         changed = [*whole]
         changed[at] = replace(whole[at], outcome=Outcome(outcome))
-        write(folder / "records-twin-1-main.jsonl", changed, COMMITS[0])
-        (group,) = gather([folder]).groups
-        got = of_group(gather([folder]), group).exit
-        alone = tool and REQUIREMENTS[whole[at].requirement].twin == 1
-        lab.expect(got, Exit.CONFORMS if alone and outcome == "skipped" else expected, outcome)
+        model = model_of([Source(Path("drawn"), {"commit": COMMITS[0]}, tuple(changed))])
+        (group,) = model.groups
+        lab.expect(of_group(model, group).exit, expected, f"verdict with one {outcome}")
+        lab.expect(of_column(model, model.columns[0]).exit, expected, f"{outcome}, one version")
+        overall = of_subjects(model)[0]
+        lab.expect(overall.exit, expected, f"verdict on the subject with one {outcome}")
+        lab.expect("hopper: not run" in " ".join(overall.reasons), True, "what did not run is told")
+    hopper = [replace(r, tier="hopper") for r in whole if REQUIREMENTS[r.requirement].hopper]
+    model = model_of([Source(Path("drawn"), {"commit": COMMITS[0]}, tuple(hopper))])
+    lab.expect(of_subjects(model)[0].exit, Exit.INCOMPLETE, "verdict without the twin tier")
+    torch = [replace(r, interpreted=False) for r in whole]
+    model = model_of([Source(Path("drawn"), {"commit": COMMITS[0]}, tuple(torch))])
+    lab.expect(of_subjects(model)[0].exit, Exit.INCOMPLETE, "verdict without interpreted kernels")
 
 
 def a_merge_is_the_union(
