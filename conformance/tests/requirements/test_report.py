@@ -159,24 +159,29 @@ def _counts(text: str) -> str:
     return next((word for word in text.split() if "/" in word), "")
 
 
-def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record]) -> None:
-    """A tier whose cases all pass conforms, and one bad outcome among them is enough."""
-    draw = lab.case.draw.fork("verdict")
-    whole = [
+def passing(like: Record, tier: str) -> list[Record]:
+    """Return a tier's records, each requirement at its least and passed."""
+    return [
         replace(
-            records[0],
+            like,
             case=f"{id}/geo=tiny/{number}",
             requirement=id,
-            tier="twin",
+            tier=tier,
             subject="smla",
             subject_version="",
             outcome=Outcome.PASS,
-            interpreted=number % 10 == 0,
+            interpreted=tier == "twin" and number % 10 == 0,
             flashinfer="0.7.4",
         )
-        for id, least in REQUIREMENTS.items()
-        for number in range(least.twin)
+        for id, known in REQUIREMENTS.items()
+        for number in range(known.minimum(tier))
     ]
+
+
+def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record]) -> None:
+    """A tier whose cases all pass conforms, and one bad outcome among them is enough."""
+    draw = lab.case.draw.fork("verdict")
+    whole = passing(records[0], "twin")
     at = draw.randint(0, len(whole))
     bad = draw.choice(("fail", "crash", "hang", "xpass"))
     open_ = draw.choice(("refused", "unobservable", "skipped"))
@@ -198,8 +203,10 @@ def the_verdict_is_the_worst(lab: Lab, records: Sequence[Record]) -> None:
         overall = of_subjects(model)[0]
         lab.expect(overall.exit, expected, f"verdict on the subject with one {outcome}")
         lab.expect("hopper: not run" in " ".join(overall.reasons), True, "what did not run is told")
-    hopper = [replace(r, tier="hopper") for r in whole if REQUIREMENTS[r.requirement].hopper]
+    hopper = passing(records[0], "hopper")
     model = model_of([Source(Path("drawn"), {"commit": COMMITS[0]}, tuple(hopper))])
+    (group,) = model.groups
+    lab.expect(of_group(model, group).exit, Exit.CONFORMS, "verdict on the hopper tier")
     lab.expect(of_subjects(model)[0].exit, Exit.INCOMPLETE, "verdict without the twin tier")
     torch = [replace(r, interpreted=False) for r in whole]
     model = model_of([Source(Path("drawn"), {"commit": COMMITS[0]}, tuple(torch))])
