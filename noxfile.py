@@ -36,8 +36,8 @@ SUITE_FAILED = 3  # exit code: neither conforms (0), nor does not (1), nor incom
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of the house itself."""
-    install_suite(session)
+    """Run the tests of the house itself; those of the report page need chromium beside it."""
+    install_suite(session, extras=("test", "browser"))
     run_module(session, "pytest", "-n", "auto", *session.posargs)
 
 
