@@ -61,14 +61,18 @@
     by("cell-title").textContent = name;
     by("cell-where").textContent = where;
     by("cell-sentence").textContent = data.sentences[id] || "";
-    const list = cases.map(caseOf);
+    const made = cases.map(caseOf);
+    const list = made.map(([box]) => box);
     by("cell-cases").replaceChildren(...list, ...(more ? [element("p", { class: "meta" },
       `and ${more} more in the records`)] : []));
     outcomes(cases, list);
     if (!dialog.open) dialog.showModal();
     dialog.scrollTop = 0;
     by("cell-title").focus();
-    if (list.length) list[0].open = true;
+    if (list.length) {
+      list[0].open = true;
+      made[0][1]();  // its event comes later
+    }
     history.replaceState(null, "", `#${encodeURIComponent(key)}`);
   };
   const outcomes = (cases, list) => {
@@ -90,7 +94,7 @@
       element("span", { class: `badge ${one.outcome}` }, one.outcome),
       element("span", { class: "case-id" }, one.case)));
     let filled = false;  // most are never opened
-    box.addEventListener("toggle", () => {
+    const fill = () => {
       if (!box.open || filled) return;
       filled = true;
       const inside = element("div", { class: "inside" });
@@ -107,8 +111,9 @@
         const room = inside.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
         inside.append(drawing(one.schedule, Math.floor(room) - 2));
       }
-    });
-    return box;
+    };
+    box.addEventListener("toggle", fill);
+    return [box, fill];
   };
   const gauge = (one) => {
     const number = typeof one.ratio === "number" ? one.ratio : Infinity;

@@ -68,7 +68,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
 @pytest.fixture
 def browser(driver: webdriver.Chrome, file: Path) -> Iterator[webdriver.Chrome]:
     """The page on a desk; it must not have complained by the end, nor asked for anything."""
-    driver.get_log("browser"), driver.get_log("performance")
+    for log in ("browser", "performance"):  # reading empties them
+        driver.get_log(log)
     resize(driver, DESK)
     driver.get("about:blank")
     driver.get(file.as_uri())
@@ -94,7 +95,8 @@ def one(browser: webdriver.Chrome, selector: str) -> Any:
 
 
 def every(browser: webdriver.Chrome, selector: str) -> list[Any]:
-    return browser.find_elements(By.CSS_SELECTOR, selector)
+    found: list[Any] = browser.find_elements(By.CSS_SELECTOR, selector)
+    return found
 
 
 def click(browser: webdriver.Chrome, selector: str) -> None:
