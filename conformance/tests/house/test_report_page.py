@@ -144,7 +144,7 @@ def test_every_outcome_has_a_sign_beside_its_colour() -> None:
 
 
 def test_a_page_by_another_commit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = "made by another commit"
+    note = "made by another state"
     own = {"commit": "f" * 40, "sources": "aaa"}
     monkeypatch.setattr(page_module, "describe", lambda: own)
     assert note in page(model(record()))

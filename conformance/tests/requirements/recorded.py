@@ -22,7 +22,7 @@ def drawn(lab: Lab) -> list[Record]:
     """Draw records: cases that several files hold, rare outcomes, infinite ratios, hostile text."""
     draw, ids = lab.case.draw.fork("records"), list(REQUIREMENTS)
     records = []
-    for subject in ("smla", "my.package:factory", HOSTILE)[: draw.randint(1, 4)]:
+    for subject in (HOSTILE, "smla", "my.package:factory")[: draw.randint(1, 4)]:
         for tier in ("twin", "hopper"):
             versions = ("0.6.18", "0.7.10", "0.7.4")[: draw.randint(1, 4)]
             for id in dict.fromkeys(draw.choice(ids) for _ in range(4)):

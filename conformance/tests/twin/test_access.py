@@ -18,8 +18,13 @@ VALID = [290, 1, 5, 0, 65, 100, 0, 31]
 def test_an_exact_plan_reads_each_entry_and_nothing_else(heads: int) -> None:
     step = Step(MIXED, heads=heads)
     step.run()
+    spans = step.log.spans()
     for row, length in enumerate(MIXED):
         assert step.log.touched_positions(row) == set(range(length))
+        parts = [set(range(first, stop)) for first, stop in spans.get(row, [])]
+        assert set().union(*parts) == set(range(length)), f"row {row}, by tile"
+        assert all(0 < len(part) <= 64 for part in parts)
+    assert step.log.spans({0, 3}) == {0: spans[0]}, "of the rows asked for"
     assert step.log.touched_slots() == set(step.indices.tolist())
     assert not step.log.negative_slots()
     assert not step.log.foreign_slots()
