@@ -102,6 +102,7 @@ _ALL = (
     _same("PLAN-4", 120, "After the clamp a row's work items tile [0, valid) exactly once."),
     _same("PLAN-5", 60, "kv_indptr is the running sum of planned lengths, flat behind live rows."),
     _same("PLAN-6", 40, "No plan changes the launch grid or the layout that a graph holds."),
+    _same("PLAN-14", 60, "Each clamp starts from the saved plan, so lengths may grow again."),
     _same("PLAN-8", 24, "Building and running a step waits for nothing on the device."),
     _same("PLAN-9", 24, "A plan that is in flight is never overwritten by the next ones."),
     _same("PLAN-7", 6, "Any number of rows is served, beyond FlashInfer's work items too."),
@@ -111,7 +112,6 @@ _ALL = (
     _same("PLAN-11", 60, "No work item, read or write belongs to a row that is not live."),
     _same("PLAN-12", 32, "No address that a captured graph reads changes unnoticed."),
     _same("PLAN-13", 40, "The plan-info layout is FlashInfer's; any other is refused."),
-    _same("PLAN-14", 60, "Each clamp starts from the saved plan, so lengths may grow again."),
     _same("IDX-1", 80, "Valid entries are compacted to the front in order, and nothing else is."),
     _same("IDX-2", 100, "-1, INT_MIN, huge and foreign ids select nothing."),
     _same(
