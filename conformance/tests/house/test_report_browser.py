@@ -17,7 +17,7 @@ from conformance.report.gather import gather
 from conformance.report.page import page
 from conformance.tests.requirements import test_mha, test_plan, test_read
 
-selenium = pytest.importorskip("selenium", reason="needs selenium: the extra `test`")
+selenium = pytest.importorskip("selenium", reason="needs selenium: the extra `browser`")
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
