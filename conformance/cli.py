@@ -89,6 +89,7 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 @click.option(
     "--first-failure-each", is_flag=True, help="Skip the rest of a requirement once it failed."
 )
+@click.option("--shuffle", type=int, metavar="SEED", help="Run cases in another order.")
 @click.option(
     "--watchdog", type=click.FloatRange(0), help="Seconds a case may take on any tier; 0: no limit."
 )
@@ -120,6 +121,7 @@ def run_command(
     flashinfer: str,
     first_failure: bool,
     first_failure_each: bool,
+    shuffle: int | None,
     watchdog: float | None,
     junit: Path | None,
     ledgers: tuple[Path, ...],
@@ -151,6 +153,7 @@ def run_command(
         flashinfer=flashinfer,
         first_failure=first_failure,
         first_failure_each=first_failure_each,
+        shuffle=shuffle,
         limit_s=watchdog,
         limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},
         junit=junit,

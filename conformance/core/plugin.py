@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--limit", type=float, default=0.0, help="Seconds a test may take.")
     group.addoption("--number", default="1", help="Which of a tier's pytest processes this is.")
     group.addoption("--first-failure-each", action="store_true")
+    group.addoption("--shuffle", type=int, help="Seed of another order of the cases.")
     group.addoption("--only", default="", help="JSON file with the cases to run.")
 
 

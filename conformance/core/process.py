@@ -152,6 +152,7 @@ class Process:
         command += ["--subject-version", identity.version] if identity else []
         command += [f"--requirement={id}" for id in request.requirements]
         command += ["-x"] if request.first_failure else []
+        command += [] if request.shuffle is None else ["--shuffle", str(request.shuffle)]
         command += ["--first-failure-each"] if request.first_failure_each else []
         return command
 

@@ -36,9 +36,10 @@ class Request:
     pytest-xdist's -n; on hopper at most one per GPU, which is `auto`, and 0 runs in pytest itself.
     kernels: auto, torch or interpret (twin tier). flashinfer: the version that the twin simulates,
     auto for each in turn. first_failure: stop at the first one; first_failure_each: skip the rest
-    of a requirement once a check of it failed. limit_s: seconds a test may take before it counts
-    as hung; 0 for no limit, None for the tier's own in limits_s. junit: where JUnit files go, one
-    per tier (`x.xml` gives `x-twin.xml`). judges: folder or file with the requirements' tests.
+    of a requirement once a check of it failed. shuffle: seed of another order. limit_s: seconds
+    a test may take before it counts as hung; 0 for no limit, None for the tier's own in limits_s.
+    junit: where JUnit files go, one per tier (`x.xml` gives `x-twin.xml`). judges: folder or file
+    with the requirements' tests.
     """
 
     subject: str
@@ -52,6 +53,7 @@ class Request:
     flashinfer: str = "auto"
     first_failure: bool = False
     first_failure_each: bool = False
+    shuffle: int | None = None
     limit_s: float | None = None
     limits_s: Mapping[str, float] = field(default_factory=lambda: LIMITS_S)
     junit: Path | None = None

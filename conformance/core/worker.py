@@ -8,24 +8,23 @@ report would be charged with the next test too.
 
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import pytest
 import torch
 
 from conformance import logs, settings
-from conformance.core.case import Case, parse
+from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.environment import describe
-from conformance.core.lab import CheckFailed, Lab, interpreted, twin_options
-from conformance.core.ledger import Deviation, Situation, match
+from conformance.core.foreseen import Foreseen
+from conformance.core.lab import CheckFailed, Lab
 from conformance.core.plugin import notes
 from conformance.core.record import Outcome, Record, RecordWriter, settled
 from conformance.core.requirement import Judge
@@ -34,8 +33,6 @@ from conformance.core.watchdog import Watchdog
 
 LEFT = 70
 """Exit status of a process that left because of a fault."""
-
-_environment = cache(describe)
 
 
 @dataclass
@@ -69,43 +66,25 @@ _WORKER = pytest.StashKey["_Worker"]()
 
 
 class _Worker:
-    """This process's record file and watchdog, and the ledger of known deviations.
+    """This process's record file, its watchdog, and what is known of its cases beforehand.
 
     cases: what it is to run. alone: those of them that run in processes of their own.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        option, folder = config.option, notes(config)
+        option, folder, environment = config.option, notes(config), describe()
         self.name: str = getattr(config, "workerinput", {}).get("workerid", "main")
         self.writer = RecordWriter(
             Path(option.report) / f"records-{option.tier}-{option.number}-{self.name}.jsonl",
-            _environment(),
+            environment,
         )
         self._faults = (folder / f"faults-{self.name}.txt").open("w")
         self.watchdog = Watchdog(option.limit, self._faults, self._hung)
         self.running: _Running | None = None
-        text = Path(option.ledger).read_text() if option.ledger else "[]"
-        self._ledger = [Deviation.from_table(table) for table in json.loads(text)]
-        self._option = option
+        self.foreseen = Foreseen(option, str(environment["flashinfer"] or ""))
         self.cases: list[str] = []
         self.alone: list[str] = []
         self.failed: set[str] = set()  # requirements of which a check has failed here
-
-    def known(self, case: Case) -> Deviation | None:
-        """Return what the ledger says of a case."""
-        option = self._option
-        names = option.subject_name, option.subject_version
-        return match(self._ledger, Situation(case.id, option.tier, *names, _below(case, option)))
-
-    def share(self, cases: list[str]) -> list[str]:
-        """Return which of the cases may run in one process; a single one always may."""
-        endangering = {
-            case
-            for case, known in ((case, self.known(parse(case))) for case in cases)
-            if known is not None and known.endangers(self._option.tier) and len(cases) > 1
-        }
-        self.cases, self.alone = cases, [case for case in cases if case in endangering]
-        return [case for case in cases if case not in endangering]
 
     def _hung(self, where: str) -> None:
         running = self.running
@@ -164,9 +143,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # set, which pytest shows as a skip; it is not a case, so it goes.
     only = config.option.only and frozenset(json.loads(Path(config.option.only).read_text()))
     wanted = [_id(item) for item in items if _id(item) and (not only or _id(item) in only)]
-    shared = frozenset(config.stash[_WORKER].share(wanted))
+    worker = config.stash[_WORKER]
+    worker.cases, worker.alone = wanted, worker.foreseen.alone(wanted)
+    shared = frozenset(wanted) - frozenset(worker.alone)
     kept = [item for item in items if _id(item) in shared]
     config.hook.pytest_deselected(items=[item for item in items if _id(item) not in shared])
+    if config.option.shuffle is not None:
+        random.Random(config.option.shuffle).shuffle(kept)
     # Stable: within a requirement the order stays.
     items[:] = sorted(kept, key=lambda item: not (_id(item) or "").startswith(f"{ALIVE}/"))
 
@@ -199,61 +182,25 @@ def _subject(pytestconfig: pytest.Config) -> Subject:
 @pytest.fixture
 def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterator[Lab]:
     """The case under way."""
-    tiers, option, case = _tiers(), pytestconfig.option, parse(case_id)
+    tiers, option, case = import_module("conformance.tiers"), pytestconfig.option, parse(case_id)
     traces = Path(option.report) / "traces" if option.tier == "hopper" else None
     tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
     yield Lab(case, _subject, tier, option.kernels, traces, option.given)
-
-
-def _tiers() -> Any:
-    return import_module("conformance.tiers")
-
-
-def _below(case: Case, option: Any) -> str:
-    """Return the FlashInfer version below the subject: simulated, or installed."""
-    if option.tier == "twin":
-        return str(_tiers().simulated(case.number, option.flashinfer))
-    return str(_environment()["flashinfer"] or "")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Note that a case starts, and watch it to its end."""
     worker = item.config.stash[_WORKER]
-    worker.running = item.stash[_RUNNING] = running = _Running(_expected(item), time.monotonic())
+    worker.running = item.stash[_RUNNING] = running = _Running(
+        worker.foreseen.record(_id(item)), time.monotonic()
+    )
     worker.writer.start(running.expected)
     worker.watchdog.arm()
     try:
         return (yield)
     finally:
         worker.watchdog.disarm()
-
-
-def _expected(item: pytest.Item) -> Record:
-    """Return the record of a case whose process dies before it can say anything."""
-    case, option = parse(_id(item)), item.config.option
-    twin = option.tier == "twin"
-    interpret = twin and interpreted(case.number, option.kernels)
-    below, known = _below(case, option), item.config.stash[_WORKER].known(case)
-    given = option.given or option.subject
-    return Record(
-        case=case.id,
-        requirement=case.requirement,
-        tier=option.tier,
-        subject=given,
-        outcome=Outcome.CRASH,
-        error=None,
-        ratio=None,
-        interpreted=interpret,
-        message="the process that ran it died",
-        repro=(
-            f"python -m conformance run --subject {quote(given)} --tier {option.tier} "
-            f"{twin_options(interpret, below if twin else '')}--case '{case.id}'"
-        ),
-        flashinfer=below,
-        subject_version=option.subject_version,
-        expected=known.expected if known else "",
-    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
