@@ -114,6 +114,7 @@ _ALL = (
     _same("PLAN-13", 40, "The plan-info layout is FlashInfer's; any other is refused."),
     _same("IDX-1", 80, "Valid entries are compacted to the front in order, and nothing else is."),
     _same("IDX-2", 100, "-1, INT_MIN, huge and foreign ids select nothing."),
+    _same("IDX-5", 60, "No negative stands inside a planned row; fillers are the row's own."),
     _same(
         "IDX-3",
         60,
@@ -122,7 +123,6 @@ _ALL = (
     _same(
         "IDX-4", 60, "Any block stride of whole rows is served; rows between blocks are foreign."
     ),
-    _same("IDX-5", 60, "No negative stands inside a planned row; fillers are the row's own."),
     _same("IDX-6", 40, "Pack writes its rows' planned entries and nothing else."),
     # On a GPU a case of READ-A, READ-C or CANARY-1 costs a process: it ends in a fault on purpose.
     Requirement(
