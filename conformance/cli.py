@@ -30,7 +30,7 @@ from conformance.report.terminal import last_line, show
 from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
-from conformance.subjects import DEFAULT, SUBJECTS
+from conformance.subjects import ALLOWED, DEFAULT, SUBJECTS, resolver
 from conformance.tiers import VERSIONS
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
@@ -64,7 +64,7 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
     multiple=True,
     default=(DEFAULT,),
     show_default=True,
-    help="A name, or package.module:factory; several times for several runs.",
+    help=f"{ALLOWED}; several times for more.",
 )
 @click.option("--case", "cases", multiple=True, help="A case id; may be given several times.")
 @click.option("--requirement", "requirements", multiple=True, help="A requirement id.")
@@ -196,7 +196,10 @@ def _subject(name: str) -> str:
     """The factory of a subject as package.module:factory; SuiteError where there is none."""
     if name in SUBJECTS:
         return SUBJECTS[name]
-    module, _, factory = name.partition(":")
+    if found_by := resolver(name):
+        return found_by(name)
+    module, _, rest = name.partition(":")
+    factory = rest.partition("@")[0]
     problem = "no subject of this name"
     if factory:
         try:
@@ -206,8 +209,8 @@ def _subject(name: str) -> str:
         except Exception as found:  # importing a stranger's module raises anything
             problem = f"{type(found).__name__}: {found}"
     raise SuiteError(
-        f"subject {name!r}: found {problem}; allowed: {', '.join(SUBJECTS)}, or "
-        "package.module:factory; to fix: correct the name, or put the package on PYTHONPATH"
+        f"subject {name!r}: found {problem}; allowed: {ALLOWED}; to "
+        "fix: correct the name, or put the package on PYTHONPATH"
     )
 
 

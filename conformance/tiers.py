@@ -7,7 +7,8 @@ from conformance.core.subject import Tier
 from conformance.twin.access import AccessLog
 from conformance.twin.clock import Clock
 from conformance.twin.semantics import BY_VERSION
-from conformance.twin.surface import NativeModule
+from conformance.twin.surface import FULL_SMS, NativeModule
+from conformance.twin.wrapper import package as wrapper_package
 
 NAMES = ("twin", "hopper")
 VERSIONS = tuple(BY_VERSION)
@@ -34,4 +35,20 @@ def tier(name: str, version: str = "0.7.2.post1", num_sms: int = 132) -> Tier:
     def clock(seed: int | None, kernels: str) -> Any:
         return Clock(seed, num_sms=num_sms, kernels=kernels)
 
-    return Tier("twin", full_width=False, native=native, log=log, simulates=version, clock=clock)
+    def package(device: Any) -> dict[str, Any]:
+        return wrapper_package(version, native, device=device, any_dims=True)
+
+    return Tier(
+        "twin",
+        full_width=False,
+        native=native,
+        log=log,
+        simulates=version,
+        clock=clock,
+        package=package,
+    )
+
+
+def simulated_package(version: str = "0.7.2.post1") -> dict[str, Any]:
+    """Modules in place of FlashInfer's package, for code that only looks at its wrapper."""
+    return wrapper_package(version, lambda: NativeModule(version, FULL_SMS))

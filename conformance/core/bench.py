@@ -4,8 +4,8 @@ Inputs are written and outputs read through the subject's runtime, so that one w
 own fits in without touching a test: what the bench waits for, no clock counts.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,8 +45,8 @@ class Bench:
     steps: every step that will be run, so that the world has room for them. storage: allocates
     the cache (bytes in all, leading bytes that may stay unmapped; uint8 on the device), the
     runtime by default; page, hole: as of World. changes: fields of the configuration to replace.
-    clock: on the twin, run on a device of its own time; the case is its seed. latest: the step
-    whose lengths were written last.
+    clock: on the twin, run a subject that can on a device of its own time; the case is its seed.
+    latest: the step whose lengths were written last.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Bench:
             raise Unobservable(f"capability {needed}")
         self.clock: Any = None
         more: dict[str, Any] = {}
-        if clock and tier.clock is not None:
+        if clock and tier.clock is not None and "clock" in subject.capabilities:
             self.clock = tier.clock(case.number, "interpret" if interpret else "torch")
             more["clock"] = self.clock
         self.instance = subject.construct(self.config, tier, interpret=interpret, wrap=wrap, **more)
@@ -125,14 +125,32 @@ class Bench:
         if self._scale is not None:
             self.write(self._scale, torch.tensor([value], dtype=torch.float32))
 
+    @property
+    def can_block(self) -> bool:
+        """Whether a device can be held: not where a subject runs at once on the twin."""
+        return self.clock is not None or self.tier.native is None
+
     def block(self) -> BlockedGpu | BlockedClock:
-        """Hold the device from here on; needs `clock` on the twin."""
+        """Hold the device from here on; needs `can_block`."""
         if self.clock is not None:
             return BlockedClock(self.clock)
         if self.tier.native is not None:
             raise TypeError("a device that runs at once cannot be held: construct with a clock")
         warm_up()
         return BlockedGpu()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A context in which the device is held, where it can be: work queues up behind it."""
+        self.runtime.synchronize()
+        if not self.can_block:
+            yield
+            return
+        blocked = self.block()
+        try:
+            yield
+        finally:
+            blocked.release()
 
     def clear_output(self) -> None:
         """Fill the whole output buffer with a NaN that nothing computes, so that any write shows.
@@ -143,7 +161,7 @@ class Bench:
         self.write(bits, torch.full_like(bits, UNWRITTEN))
 
     def written(self, out: Tensor) -> Tensor:
-        """Return which elements of an output were written since `clear_output`, bool."""
+        """Return which elements of an output were written since `clear_output`."""
         return out.view(torch.int16) != UNWRITTEN
 
     def set_cache(self, raw: Tensor) -> None:

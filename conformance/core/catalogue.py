@@ -39,27 +39,6 @@ _ALL = (
     _same(ALIVE, 8, "The subject is alive: it plans and runs the plain case. Says nothing more."),
     # What judges stands before what is judged.
     Requirement(
-        "SUITE-1",
-        "A run counts what went wrong: records, minima and exit code follow the outcomes.",
-        30,
-        0,
-        "the suite judges alike on every tier",
-    ),
-    Requirement(
-        "SUITE-2",
-        "The ledger excuses exactly what it says.",
-        30,
-        0,
-        "the suite judges alike on every tier",
-    ),
-    Requirement(
-        "SUITE-4",
-        "A report and a merge show exactly what the records say.",
-        24,
-        0,
-        "records read the same on every machine",
-    ),
-    Requirement(
         "SUITE-3",
         "Golden and its bound agree with an independent derivation.",
         48,
@@ -145,7 +124,6 @@ _ALL = (
         42,
     ),
     _same("READ-D", 80, "Cache rows that nothing selects never influence an output, NaN included."),
-    _same("READ-E", 40, "Inputs are only read: no forward, captured or not, changes one."),
     _same("GRAPH-1", 48, "A replay gives the bits of the eager forward."),
     _same("GRAPH-2", 24, "One capture serves many replays, after replans and after reuses."),
     _same("GRAPH-3", 32, "A padded capture serves every number of live rows."),
@@ -156,11 +134,6 @@ _ALL = (
     _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),
     _same("MHA-2", 12, "Decode rows do not depend on where the prefill rows go."),
     _same("MHA-4", 24, "Every row is computed once: exactly the rows that the metadata names."),
-    _same("DRAFT-1", 32, "Draft steps share one state, their lengths moved on the device alone."),
-    _same("DRAFT-2", 36, "Verification is right for any pattern of accepted drafts."),
-    _same("DRAFT-3", 24, "Steps in a row may each have another split of the drafts on the device."),
-    _same("DRAFT-4", 24, "A request that was preempted resumes with other blocks."),
-    _same("DRAFT-5", 16, "Growing steps are planned anew exactly when the window is left."),
     _same("ADMIT-1", 6, "Only compute capability 9.0 is admitted."),
     _same("ADMIT-2", 4, "Caches that are not BF16 or E4M3 are refused."),
     _same("ADMIT-3", 12, "Dimensions the kernel has no code for are refused, naming the limit."),
@@ -172,6 +145,34 @@ _ALL = (
     _same("ROB-4", 28, "Malformed caches and scales are an error that changes nothing."),
     _same("ROB-5", 8, "A configuration that cannot work is an error at construction."),
     _same("ROB-6", 3, "Calls out of order are an error that changes nothing."),
+    _same("READ-E", 40, "Inputs are only read: no forward, captured or not, changes one."),
+    _same("DRAFT-1", 32, "Draft steps share one state, their lengths moved on the device alone."),
+    _same("DRAFT-2", 36, "Verification is right for any pattern of accepted drafts."),
+    _same("DRAFT-3", 24, "Steps in a row may each have another split of the drafts on the device."),
+    _same("DRAFT-4", 24, "A request that was preempted resumes with other blocks."),
+    _same("DRAFT-5", 16, "Growing steps are planned anew exactly when the window is left."),
+    # The suite itself.
+    Requirement(
+        "SUITE-1",
+        "A run counts what went wrong: records, minima and exit code follow the outcomes.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
+    Requirement(
+        "SUITE-2",
+        "The ledger excuses exactly what it says.",
+        30,
+        0,
+        "the suite judges alike on every tier",
+    ),
+    Requirement(
+        "SUITE-4",
+        "A report and a merge show exactly what the records say.",
+        24,
+        0,
+        "records read the same on every machine",
+    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}

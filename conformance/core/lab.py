@@ -149,6 +149,15 @@ class Lab:
         __tracebackhide__ = True
         self.check(got == expected, what, got=got, expected=expected)
 
+    def no_flags(self, bench: Bench) -> None:
+        """Assert that the device noticed nothing, of a subject that shows flags.
+
+        Whether flags are raised and shown at all is judged by requirements of their own.
+        """
+        __tracebackhide__ = True
+        flags = bench.observe().flags
+        self.expect(flags or frozenset(), frozenset(), "flags")
+
     def golden(self, bench: Bench, observed: Tensor, golden: Golden, what: str = "output") -> None:
         """Assert that outputs equal golden within the error model; remember how near."""
         __tracebackhide__ = True

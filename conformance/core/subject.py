@@ -38,7 +38,8 @@ class Observation:
     kv_indptr, kv_indices: packed CSR, int32. counts, contexts: per row, int32.
     flags: names of what the device noticed, of valid_above_plan, count_below_formula,
     count_above_formula, rows_beyond_forward and scale_changed. plans: how many plans were made so
-    far. addresses: device address of every buffer that a captured forward of the subject uses, by
+    far. waits: how often the host has waited for the device so far, on behalf of the subject's own
+    steps. addresses: device address of every buffer that a captured forward of the subject uses, by
     name.
     """
 
@@ -51,6 +52,7 @@ class Observation:
     flags: frozenset[str] | None = None
     plans: int | None = None
     addresses: Mapping[str, int] | None = None
+    waits: int | None = None
 
     def need(self, name: str) -> Any:
         """Return an observation; raise Unobservable where the subject does not offer it."""
@@ -70,6 +72,9 @@ class Tier:
     `behind`, ...), or None. full_width: the compressed width is always the real 512.
     simulates: the simulated version. clock: makes a runtime whose device runs later than the host,
     from a seed and the kernels' mode ("torch" or "interpret"); None where there is a real device.
+    package: makes modules in place of FlashInfer's Python package, by name, for code that calls
+    its wrapper; its argument is the device that does the work (`conformance.twin.eager`). None
+    where the installed FlashInfer runs.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Tier:
     log: Any = None
     simulates: str = ""
     clock: Callable[[int | None, str], Any] | None = None
+    package: Callable[[Any], dict[str, Any]] | None = None
 
 
 class Instance(Protocol):
@@ -118,7 +124,8 @@ class Subject(Protocol):
 
     capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
     wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
-    (takes the cache's scale on the device, too).
+    (takes the cache's scale on the device, too), `clock` (queues through a given runtime; without
+    it the subject runs on the twin at once, and what waits is asked of its observations).
 
     A subject may also have `version`, a string (PEP 440), which records name and the ledger of
     known deviations is matched by; without one it counts as "".

@@ -168,9 +168,13 @@ def _id(item: Any) -> str:
 
 
 def load_subject(name: str) -> Subject:
-    """Return the subject named `pkg.module:factory`; the factory is called without arguments."""
-    module, _, factory = name.partition(":")
-    subject: Subject = getattr(import_module(module), factory)()
+    """Return the subject named `pkg.module:factory`; the factory is called without arguments.
+
+    With `pkg.module:factory@text` it is given the text.
+    """
+    module, _, rest = name.partition(":")
+    factory, at, text = rest.partition("@")
+    subject: Subject = getattr(import_module(module), factory)(*([text] if at else []))
     return subject
 
 

@@ -131,7 +131,7 @@ class SmlaSubject:
 
     name = "smla"
     version = smla.__version__
-    capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha", "scale-check"})
+    capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha", "scale-check", "clock"})
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
         try:

@@ -23,7 +23,7 @@ class Sound:
     """The same code without a fault."""
 
     style: ClassVar[Style] = Style()
-    capabilities = frozenset({"bf16", "fp8", "capture", "native"})
+    capabilities = frozenset({"bf16", "fp8", "capture", "native", "clock"})
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """DRAFT: speculative decoding on one plan state, a few steps at a time.
 
-The host queues every step before the device has begun the first, as an engine that schedules
-asynchronously does; outputs are read at the end.
+Where the device can be held, the host queues every step before the device has begun the first, as
+an engine that schedules asynchronously does; outputs are read at the end.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,15 @@ GEOMETRIES = ("flat", "pool", "odd", "wide")
 
 def judge_queued(lab: Lab, bench: Bench, frames: Sequence[Frame], golden: Sequence[Golden]) -> None:
     """Queue frames behind a held device, then hold each one's rows against golden."""
-    bench.runtime.synchronize()
-    blocked = bench.block()
-    try:
+    with bench.held():
         for frame in frames:
             bench.queue(frame)
-    finally:
-        blocked.release()
     for number, (frame, exact) in enumerate(zip(frames, golden, strict=True)):
         out = bench.read(frame.out)
         lab.golden(bench, out[: frame.step.rows], exact, f"step {number} of {len(frames)}")
         behind = int(bench.written(out)[frame.step.rows :].sum())
         lab.expect(behind, 0, f"elements written behind the live rows by step {number}")
-    lab.expect(bench.observe().need("flags"), frozenset(), "flags")
+    lab.no_flags(bench)
 
 
 def exact_answers(
@@ -75,21 +71,17 @@ def test_draft_steps_share_one_state(lab: Lab) -> None:
     bench.write(shared.seq_lens, torch.full((requests,), 1, dtype=torch.int32))
     bench.write(shared.query_start_loc, torch.arange(requests + 1, dtype=torch.int32))
     golden = exact_answers(bench, steps, inputs)
-    bench.runtime.synchronize()
-    blocked = bench.block()
-    try:
+    with bench.held():
         for frame in frames:
             bench.later(shared.seq_lens.copy_, frame.batch.seq_lens)
             bench.later(shared.query_start_loc.copy_, frame.batch.query_start_loc)
             moved = replace(frame.batch, query_start_loc=shared.query_start_loc)
             moved = replace(moved, seq_lens=shared.seq_lens)
             bench.queue(replace(frame, batch=moved))
-    finally:
-        blocked.release()
     for number, (frame, exact) in enumerate(zip(frames, golden, strict=True)):
         out = bench.read(frame.out[: frame.step.rows])
         lab.golden(bench, out, exact, f"step {number} of a loop of {drafts} drafts")
-    lab.expect(bench.observe().need("flags"), frozenset(), "flags")
+    lab.no_flags(bench)
 
 
 def composition(draw: Draw, total: int, parts: int) -> list[int]:

@@ -141,7 +141,7 @@ def test_several_graphs_share_one_state(lab: Lab) -> None:
         bench.build(step)
         inputs = bench.world.draw_step(step, label=str(number))
         replay(lab, bench, graphs[chosen], step, inputs, f"graph of {sizes[chosen]} rows")
-    lab.expect(bench.observe().need("flags"), frozenset(), "flags")
+    lab.no_flags(bench)
 
 
 @requirement("GRAPH-5", geo=("wide",), dtype=("bf16", "fp8"), heads=(1, 16))

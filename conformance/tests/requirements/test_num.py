@@ -45,7 +45,7 @@ def check_step(lab: Lab, *, sharp: bool = False, full_range: bool = False) -> No
     if sharp:
         inputs = sharpened(inputs)
     lab.judged_run(bench, step, inputs)
-    lab.expect(bench.observe().need("flags"), frozenset(), "flags")
+    lab.no_flags(bench)
 
 
 def sharpened(inputs: StepInputs) -> StepInputs:
