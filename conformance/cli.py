@@ -6,37 +6,49 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 import click
 from rich.console import Console
 
 from conformance import logs, settings
-from conformance.bench.cli import bench_command
-from conformance.bundle.cli import bundle_command
 from conformance.cache import CacheError
-from conformance.clean import claim_report, clean_command
-from conformance.core.case import CaseError, parse
+from conformance.clean import claim_report
 from conformance.core.catalogue import ALIVE
 from conformance.core.ledger import LedgerError
 from conformance.core.record import RecordError
+from conformance.core.request import known
 from conformance.core.run import Exit, Request, SuiteError, identify, run
-from conformance.doctor import doctor_command
-from conformance.explain import explain_command
-from conformance.ledger.cli import ledger_command, ledger_of
-from conformance.listing import known, list_command
-from conformance.mutants.cli import mutants_command
-from conformance.report.cli import merge_command, report_command
+from conformance.lazy import LazyGroup
+from conformance.ledger.files import ledger_of
 from conformance.report.terminal import last_line, show
-from conformance.sanitize.cli import sanitize_command
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
-from conformance.subjects import ALLOWED, DEFAULT, SUBJECTS, resolver
-from conformance.tiers import VERSIONS
+from conformance.subjects import ALLOWED, DEFAULT, SUBJECTS, own_identity, resolver
+from conformance.twin.semantics import BY_VERSION
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(LazyGroup):
+    """The suite's commands beside `run`."""
+
+    elsewhere: ClassVar[dict[str, str]] = {
+        "bench": "conformance.bench.cli:bench_command",
+        "bundle": "conformance.bundle.cli:bundle_command",
+        "clean": "conformance.clean:clean_command",
+        "doctor": "conformance.doctor:doctor_command",
+        "explain": "conformance.explain:explain_command",
+        "ledger": "conformance.ledger.cli:ledger_command",
+        "list": "conformance.listing:list_command",
+        "merge": "conformance.report.cli:merge_command",
+        "mutants": "conformance.mutants.cli:mutants_command",
+        "report": "conformance.report.cli:report_command",
+        "sanitize": "conformance.sanitize.cli:sanitize_command",
+    }
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--cache-root", type=click.Path(path_type=Path), help="Folder of the cache.")
 @click.option("--log-level", type=LEVELS, help="What to log to standard error.")
 @click.pass_context
@@ -80,7 +92,7 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 @click.option("--kernels", type=click.Choice(["auto", "torch", "interpret"]), help="Default: auto.")
 @click.option(
     "--flashinfer",
-    type=click.Choice(["auto", *VERSIONS]),
+    type=click.Choice(["auto", *BY_VERSION]),
     default="auto",
     show_default=True,
     help="Version that the twin simulates; auto: each in turn.",
@@ -136,8 +148,7 @@ def run_command(
         raise click.UsageError("--no-ledger excuses nothing, so it takes no --ledger beside it")
     options = {"tier": tier, "report": report, "workers": workers, "kernels": kernels}
     chosen = settings.load({**given, **options})
-    for case in cases:
-        known(parse(case).requirement)
+    _check_cases(cases)
     for requirement in requirements:
         known(requirement)
     places = folders(chosen.report, subjects)
@@ -157,13 +168,17 @@ def run_command(
         limit_s=watchdog,
         limits_s={"twin": chosen.watchdog_twin, "hopper": chosen.watchdog_hopper},
         junit=junit,
-        ledger=[] if no_ledger else ledger_of(ledgers),
     )
     # All subjects are looked at before the first one runs.
     factories = [_subject(name) for name in subjects]
+    who = [
+        own_identity(name) or identify(f, name) for name, f in zip(subjects, factories, strict=True)
+    ]
+    known_of = {identity.name for identity in who}
+    whole = replace(whole, ledger=[] if no_ledger else ledger_of(ledgers, subjects=known_of))
     requests = [
-        replace(placed(whole, place), subject=factory, given=name, identity=identify(factory, name))
-        for name, factory, place in zip(subjects, factories, places, strict=True)
+        replace(placed(whole, place), subject=factory, given=name, identity=identity)
+        for name, factory, identity, place in zip(subjects, factories, who, places, strict=True)
     ]
     console = Console(soft_wrap=True, highlight=False)
     for line in chosen.changed():
@@ -176,20 +191,16 @@ def run_command(
     sys.exit(verdict.exit)
 
 
-for command in (
-    bench_command,
-    bundle_command,
-    clean_command,
-    doctor_command,
-    explain_command,
-    ledger_command,
-    list_command,
-    merge_command,
-    mutants_command,
-    report_command,
-    sanitize_command,
-):
-    main.add_command(command)
+def _check_cases(cases: tuple[str, ...]) -> None:
+    if not cases:
+        return
+    from conformance.core.case import CaseError, parse  # torch stands behind it
+
+    for case in cases:
+        try:
+            known(parse(case).requirement)
+        except CaseError as problem:
+            raise SuiteError(str(problem)) from problem
 
 
 def _subject(name: str) -> str:
@@ -226,7 +237,7 @@ def entry() -> None:
     except click.ClickException as problem:
         problem.show()
         sys.exit(Exit.SUITE_FAILED)
-    except (SuiteError, CaseError, SettingsError, CacheError, LedgerError, RecordError) as problem:
+    except (SuiteError, SettingsError, CacheError, LedgerError, RecordError) as problem:
         Console(stderr=True, soft_wrap=True).print(f"error: {problem}", markup=False)
         sys.exit(Exit.SUITE_FAILED)
     except click.Abort:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.core.catalogue import REQUIREMENTS
+from conformance.core.request import JUDGES, known
 from conformance.core.requirement import Judge
-from conformance.core.run import JUDGES, SuiteError
 
 TIERS = ("twin", "hopper")
 
@@ -35,16 +35,6 @@ def case_ids(tiers: Iterable[str] = TIERS, requirements: Sequence[str] = ()) -> 
     tiers = tuple(tiers)
     chosen = [j for j in judges() if not requirements or j.requirement in requirements]
     return list(dict.fromkeys(id for j in chosen for tier in tiers for id in j.cases(tier)))
-
-
-def known(requirement: str) -> str:
-    """Return the id itself; raise SuiteError when the catalogue does not have it."""
-    if requirement not in REQUIREMENTS:
-        raise SuiteError(
-            f"requirement: found {requirement!r}; allowed: {', '.join(REQUIREMENTS)}; to fix: "
-            "see `python -m conformance list --count`"
-        )
-    return requirement
 
 
 @click.command("list")

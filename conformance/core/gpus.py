@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from conformance.core.request import SuiteError
 
 HOPPER = (9, 0)
@@ -29,6 +27,8 @@ def names(variable: str | None, capabilities: Sequence[tuple[int, int]]) -> list
 
 def visible_capabilities() -> list[tuple[int, int]]:
     """Return the compute capability of each device that CUDA shows this process."""
+    import torch  # seconds, and for a run without a GPU tier nothing else needs it
+
     if not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]

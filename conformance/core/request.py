@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.ledger import Deviation
 from conformance.settings import Settings
 
@@ -75,3 +76,13 @@ class Request:
     def limit(self, tier: str) -> float:
         """Seconds that a test of a tier may take; 0: as long as it likes."""
         return self.limits_s[tier] if self.limit_s is None else self.limit_s
+
+
+def known(requirement: str) -> str:
+    """Return the id itself; raise SuiteError when the catalogue does not have it."""
+    if requirement not in REQUIREMENTS:
+        raise SuiteError(
+            f"requirement: found {requirement!r}; allowed: {', '.join(REQUIREMENTS)}; to fix: "
+            "see `python -m conformance list --count`"
+        )
+    return requirement

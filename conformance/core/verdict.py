@@ -85,8 +85,14 @@ def judge(request: Request, verdict: Verdict) -> None:
         )
     if request.selection:
         # No verdict on conformance, but what was selected must have been judged.
-        open_ = [r for r in verdict.records if r.outcome not in accepted and not r.failed]
-        verdict.short += [f"{r.case} on {r.tier}: {r.outcome} ({r.message})" for r in open_]
+        open_: dict[tuple[str, str, str, str], list[str]] = {}
+        for r in verdict.records:
+            if r.outcome not in accepted and not r.failed:
+                open_.setdefault((r.requirement, r.tier, r.outcome, r.message), []).append(r.case)
+        verdict.short += [
+            f"{id} on {tier}: {len(cases)} {outcome} ({reason}), {cases[0]} the first"
+            for (id, tier, outcome, reason), cases in open_.items()
+        ]
         return
     verdict.incomplete |= "twin" not in seen
     if "twin" in seen and not any(r.interpreted for r in verdict.records):

@@ -1,4 +1,4 @@
-"""The command `ledger`, and reading the ledgers that a run is judged by."""
+"""The command `ledger`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,39 +7,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from conformance.core.ledger import Deviation, LedgerError, lint
-from conformance.core.ledger_text import parse
-from conformance.listing import TIERS, case_ids
-from conformance.tiers import VERSIONS
-
-HERE = Path(__file__).parent
-_ROOT = HERE.parents[1]
-
-
-def ledger_of(own: Sequence[Path] = (), *, committed: bool = True) -> list[Deviation]:
-    """Return the committed ledger's entries and those of a caller's own files.
-
-    Raise LedgerError unless every file can be read, is sound, and all fit together.
-    """
-    files = [*(sorted(HERE.glob("*.toml")) if committed else ()), *own]
-    entries = [entry for path in files for entry in parse(_text(path), _shown(path))]
-    if entries:
-        lint(entries, {tier: case_ids([tier]) for tier in TIERS}, VERSIONS)
-    return entries
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise LedgerError(
-            str(path), found=f"no readable file ({problem})", allowed="a TOML file of deviations",
-            remedy="correct the path, or what is in the file",
-        ) from problem  # fmt: skip
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else str(path)
+from conformance.core.ledger import Deviation
+from conformance.ledger.files import ledger_of
 
 
 @click.group("ledger", invoke_without_command=True)

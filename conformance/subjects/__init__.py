@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, metadata
+
+from conformance.core.request import Identity
 
 DEFAULT = "smla"
 """The subject of a run that names none."""
@@ -15,6 +17,16 @@ RESOLVED = {"vllm": "conformance.subjects.vllm"}
 
 ALLOWED = "smla, vllm, vllm==VERSION, vllm@PATH, or package.module:factory"
 """What may be named, in words."""
+
+
+def own_identity(name: str) -> Identity | None:
+    """Return who our own backend is, where it is installed; None: ask its factory."""
+    if name != DEFAULT:
+        return None
+    try:
+        return Identity(DEFAULT, metadata.version(DEFAULT))
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def resolver(name: str) -> Callable[[str], str] | None:

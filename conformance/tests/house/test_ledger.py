@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from conformance.core.ledger import Deviation, LedgerError, Situation, lint, match, stale
 from conformance.core.ledger_text import KEYS, parse
 from conformance.core.record import Expected, Outcome, Record, settled
-from conformance.ledger.cli import HERE, ledger_command, ledger_of
+from conformance.ledger.cli import ledger_command
+from conformance.ledger.files import HERE, ledger_of
 from conformance.tiers import VERSIONS
 
 SOUND = {

@@ -4,7 +4,6 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from conformance.core.bench import Bench
@@ -12,13 +11,14 @@ from conformance.core.case import Step
 from conformance.core.inputs import StepInputs
 from conformance.core.lab import Lab
 from conformance.core.requirement import requirement
+from conformance.core.subject import Unobservable
 from conformance.tests.requirements.test_len import SMALL
 
 
 def capture(lab: Lab, bench: Bench, metadata: Any, rows: int) -> Any:
     """Capture a forward over the first `rows` rows of the bench's buffers."""
     if "capture" not in lab.subject.capabilities:
-        pytest.skip("the subject does not capture")
+        raise Unobservable("capability capture")
     with bench.runtime.capture() as graph:
         bench.forward(metadata, rows)
     return graph

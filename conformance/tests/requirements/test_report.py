@@ -138,9 +138,10 @@ def the_page_shows(lab: Lab, model: Model, records: Sequence[Record]) -> None:
                 lab.expect(len(listed) + cell["more"], len(cases), f"all cases of {key}")
                 message = all(HOSTILE in one["message"] for one in cell["cases"] if one["message"])
                 lab.expect(message, True, f"messages of {key}")
+    families = [id.partition("-")[0] for id in model.rows]
     texts = [
         _text(model.together(id, columns))
-        for id in model.rows
+        for id in sorted(model.rows, key=lambda id: families.index(id.partition("-")[0]))
         for group in model.groups
         for columns in ([model.of(group)] if len(model.of(group)) > 1 else [])
         + [(column,) for column in model.of(group)]
