@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.core.ledger import Deviation
+from conformance.core.record import read_records
+from conformance.core.request import SuiteError
 from conformance.ledger.files import ledger_of
 
 
@@ -30,6 +32,27 @@ def ledger_command(context: click.Context) -> None:
 def check_command(files: tuple[Path, ...]) -> None:
     """Check ledgers of your own, by themselves and beside the suite's; show both."""
     _show(ledger_of(files))
+
+
+@ledger_command.command("draft")
+@click.argument("report", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def draft_command(report: Path) -> None:
+    """Write a first ledger for what went wrong in a run, to standard output.
+
+    Which kind a deviation is, its evidence and its cause are left for a person to fill in.
+    """
+    from conformance.ledger.draft import draft
+
+    records = read_records(report)
+    subjects = {(record.subject.partition("@")[0], record.subject_version) for record in records}
+    if len(subjects) != 1:
+        raise SuiteError(
+            f"{report}: found records of {len(subjects)} subjects; allowed: one subject of one "
+            "version; to fix: name the folder of one run"
+        )
+    name, version = subjects.pop()
+    name = name.partition("==")[0]
+    click.echo(draft(records, f"{name}=={version}" if version else name), nl=False)
 
 
 def _show(entries: Sequence[Deviation]) -> None:
