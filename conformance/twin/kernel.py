@@ -259,6 +259,12 @@ class _Writer:
             return
         if jobs[:, 4].min() <= 0:
             raise TwinDomainError("a merge job has stride 0: the kernel would never end")
+        # Looked at before anything of their size is made: a job may hold any numbers.
+        last, rows = (int(jobs[:, 1].max()) - 1) // self._heads, self._out.shape[0]
+        if last >= rows:
+            raise TwinFault(f"the merge writes row {last} of {rows}")
+        least, most = int(jobs[:, 2].min()), int(jobs[:, 3].max()) - 1
+        self._check_partial(torch.tensor([least, max(least, most)]))
         counts = jobs[:, 1] - jobs[:, 0]
         start, _, first, end, stride = np.repeat(jobs, counts, axis=0).T
         local = np.arange(len(start)) - np.repeat(counts.cumsum() - counts, counts)

@@ -101,6 +101,11 @@ def read_works(int_ws: torch.Tensor, grid: Grid) -> Works:
     """
     memory = as_bytes(int_ws).numpy()
     indptr = _int32(memory, grid.info["work_indptr"], 0, grid.clusters + 1)
+    if not 0 <= int(indptr.min()) <= int(indptr.max()) <= memory.size // 4:
+        raise TwinDomainError(
+            f"clusters run work items {int(indptr.min())}..{int(indptr.max())}, which leave the "
+            f"int workspace of {memory.size} bytes"
+        )
     steps = np.diff(indptr)
     order = None
     low, high = int(indptr[0]), int(indptr[-1])
