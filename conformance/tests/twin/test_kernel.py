@@ -280,3 +280,27 @@ def test_clusters_may_run_items_out_of_order() -> None:
     expected = step.run()
     step.array("work_indptr", 4).copy_(torch.tensor([1, 3, 0, 1]))  # 1..3, none, 0..1
     assert torch.equal(step.run(), expected)
+
+
+def test_ranges_that_rise_and_fall_beyond_the_workspace_are_refused_at_once() -> None:
+    step = Step([64, 64, 64], num_sms=3)
+    step.array("work_indptr", 4).copy_(torch.tensor([0, 2**31 - 1, 0, 2**31 - 1]))
+    with pytest.raises(TwinDomainError, match="int workspace"):
+        step.run()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("merge_packed_offset_end", "merge writes row"),
+        ("merge_partial_packed_offset_end", "float workspace"),
+    ],
+)
+def test_merges_of_any_size_are_a_fault_at_once(name: str, said: str) -> None:
+    step = Step([300])
+    step.array("merge_packed_offset_end", 1).fill_(16)
+    step.array("merge_partial_packed_offset_end", 1).fill_(16)
+    step.array("merge_partial_stride", 1).fill_(1)
+    step.array(name, 1).fill_(2**31 - 1)
+    with pytest.raises(TwinFault, match=said):
+        step.run()
