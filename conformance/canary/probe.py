@@ -17,6 +17,7 @@ from conformance.core.case import Case, Step, parse
 from conformance.core.inputs import INT32_MIN, StepInputs
 from conformance.core.lab import Lab
 from conformance.core.schedule import ScheduleReader
+from conformance.core.subject import Unobservable
 
 PAGE = 2 << 20
 """Bytes of a page of GPU memory that can be left unmapped."""
@@ -235,7 +236,8 @@ def probe_of(case: Case) -> Callable[[Lab], Sighting] | None:
 def in_child(payload: dict[str, Any]) -> dict[str, Any]:
     """Run one probe on the GPU in this process, which is its own; payload and result for JSON.
 
-    payload: case (an id) and subject (package.module:factory).
+    payload: case (an id) and subject (package.module:factory). The result says what was seen, or
+    in `unobservable` what the subject does not show.
     """
     from conformance.core.worker import load_subject
     from conformance.tiers import tier
@@ -245,5 +247,8 @@ def in_child(payload: dict[str, Any]) -> dict[str, Any]:
     probe = probe_of(case)
     if probe is None:
         raise ValueError(f"{case.id}: no probe for it")
-    sighting = probe(lab)
+    try:
+        sighting = probe(lab)
+    except Unobservable as problem:
+        return {"unobservable": str(problem)}
     return {"safe": sighting.safe, "alarm": sighting.alarm, "error": lab.error, "ratio": lab.ratio}

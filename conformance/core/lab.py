@@ -93,8 +93,8 @@ class Lab:
 
         wrap: stands between the subject and FlashInfer's native module. memory: as of Bench.
         """
-        if wrap is not None and "native" not in self.subject.capabilities:
-            raise Unobservable("capability native")
+        if wrap is not None:
+            self.needs("native")
         bench = Bench(
             self.case,
             self.subject,
@@ -106,6 +106,22 @@ class Lab:
         )
         self._benches.append(weakref.ref(bench))
         return bench
+
+    def load_kernels(self, *steps: Step) -> None:
+        """On a GPU, run the steps once with an instance of their own, for a judge who then holds
+        the device: loading a kernel waits for it.
+        """
+        if self.tier.native is not None:
+            return
+        bench = self.bench(*steps, clock=True)
+        for number, step in enumerate(steps):
+            bench.queue(bench.frame(step, bench.world.draw_step(step, label=str(number))))
+        bench.runtime.synchronize()
+
+    def needs(self, capability: str) -> None:
+        """Raise Unobservable where the subject lacks a capability."""
+        if capability not in self.subject.capabilities:
+            raise Unobservable(f"capability {capability}")
 
     def drawing(self) -> dict[str, Any] | None:
         """Return the latest bench's schedule as core.drawing makes it; None where nothing shows.

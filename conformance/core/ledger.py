@@ -43,7 +43,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class Deviation:
-    """An entry of a ledger. source, number: the file and the entry's place in it, from 1."""
+    """An entry of a ledger. source, number: the file and the entry's place in it, from 1.
+
+    harmless: a crash that is an exception of Python, after which a GPU's context is sound.
+    """
 
     source: str
     number: int
@@ -56,6 +59,7 @@ class Deviation:
     kind: str
     evidence: str
     why: str
+    harmless: bool = False
 
     @property
     def where(self) -> str:
@@ -72,7 +76,7 @@ class Deviation:
 
         On the twin a crash is an exception of Python.
         """
-        harmful = self.outcome == Outcome.CRASH and tier == "hopper"
+        harmful = self.outcome == Outcome.CRASH and tier == "hopper" and not self.harmless
         return self.outcome == Outcome.HANG or harmful
 
     def names(self, case: str) -> bool:

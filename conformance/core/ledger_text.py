@@ -1,6 +1,6 @@
 """A ledger's text: TOML in, sound entries out.
 
-A TOML file holds tables `[[deviation]]`, each with these keys and no other:
+A TOML file holds tables `[[deviation]]`, each with these keys, and perhaps the last, and no other:
 
 | key | value |
 |---|---|
@@ -12,6 +12,7 @@ A TOML file holds tables `[[deviation]]`, each with these keys and no other:
 | kind | ours, upstream or by-design |
 | evidence | what was seen, with which command, where, when |
 | why | the cause, in a sentence |
+| harmless | true: the crash is an exception of Python, and a GPU sound after it |
 """
 
 import re
@@ -23,8 +24,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.ledger import KINDS, OUTCOMES, TIERS, Deviation, LedgerError
+from conformance.core.record import Outcome
 
 KEYS = ("cases", "subject", "flashinfer", "tier", "outcome", "kind", "evidence", "why")
+HARMLESS = "harmless"
 
 _SUBJECT = re.compile(r"\s*([A-Za-z_][\w.:-]*)\s*((?:[<>=!~].*)?)")
 _PLACEHOLDER = re.compile(
@@ -56,8 +59,11 @@ def parse(text: str, source: str) -> list[Deviation]:
 def _entry(table: Any, source: str, number: int) -> Deviation:
     where = f"{source}, deviation {number}"
     keys = set(table) if isinstance(table, dict) else set()
-    if keys != set(KEYS):
-        unknown, missing = sorted(keys - set(KEYS)), [key for key in KEYS if key not in keys]
+    if keys - {HARMLESS} != set(KEYS):
+        unknown, missing = (
+            sorted(keys - {*KEYS, HARMLESS}),
+            [key for key in KEYS if key not in keys],
+        )
         found = [f"{word} {names}" for word, names in (("unknown", unknown), ("missing", missing))
                  if names]  # fmt: skip
         raise LedgerError(
@@ -98,12 +104,17 @@ def _entry(table: Any, source: str, number: int) -> Deviation:
                 "and no placeholder", remedy="say what was seen, with which command, where and "
                 "when" if key == "evidence" else "say the cause in a sentence",
             )  # fmt: skip
+    harmless = table.get(HARMLESS, False)
+    if not isinstance(harmless, bool) or (harmless and table["outcome"] != Outcome.CRASH):
+        raise LedgerError(
+            f"{where}, {HARMLESS}", found=f"{harmless!r} of a {table['outcome']}",
+            allowed="true or false, true of a crash alone", remedy="leave it out",
+        )  # fmt: skip
     name, versions = _subject(table["subject"], where)
     _specifier(table["flashinfer"], f"{where}, flashinfer")
-    return Deviation(
-        source, number, tuple(patterns), name, versions,
-        *(table[key] for key in KEYS[2:]),
-    )  # fmt: skip
+    texts = {key: table[key] for key in KEYS[2:]}
+    cases = tuple(patterns)
+    return Deviation(source, number, cases, name, versions, harmless=harmless, **texts)
 
 
 def _subject(text: str, where: str) -> tuple[str, str]:

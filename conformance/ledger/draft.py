@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from conformance.core.case import parse
-from conformance.core.record import Record
+from conformance.core.ledger_text import HARMLESS
+from conformance.core.record import Outcome, Record
 
 OPEN = "TODO"
 """Stands where only a person can write; the ledger's reader refuses it."""
 
+_RAISED = re.compile(r"[A-Za-z_][\w.]*: ")
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 _KEPT = 60
 _DIMENSIONS = 2
@@ -64,6 +66,14 @@ def _patterns(case: str) -> Iterable[str]:
             yield f"{parsed.requirement}/{','.join(pairs)}/*"
 
 
+def harmless(records: Iterable[Record]) -> bool:
+    """Whether crashes on a GPU were exceptions of Python, each told of by its type."""
+    return all(
+        r.tier == "hopper" and r.outcome is Outcome.CRASH and _RAISED.match(r.message)
+        for r in records
+    )
+
+
 def draft(records: Sequence[Record], subject: str) -> str:
     """Return a ledger's text for what went wrong in `records`, of one subject and version.
 
@@ -91,6 +101,7 @@ def draft(records: Sequence[Record], subject: str) -> str:
                     "kind": f'"{OPEN}"',
                     "evidence": f'"{OPEN}"',
                     "why": f'"{OPEN}"',
+                    **({HARMLESS: "true"} if harmless(wrong) else {}),
                 }
             )
         )

@@ -82,6 +82,9 @@ def test_a_sound_entry_is_read() -> None:
         (toml(evidence="what was seen, with which command, where, when"), "evidence: found"),
         (toml(why="broken"), "why: found"),
         (toml(tier=3), "tier: found 3"),
+        (toml(outcome="crash") + "harmless = 1\n", "harmless: found 1"),
+        (toml(outcome="crash") + 'harmless = "no"\n', "harmless: found 'no'"),
+        (toml(outcome="hang") + "harmless = true\n", "harmless: found True of a hang"),
     ],
 )
 def test_a_malformed_ledger_is_refused(text: str, says: str) -> None:
@@ -205,6 +208,13 @@ def test_only_its_very_word_is_excused() -> None:
 )
 def test_what_harms_others(outcome: str, tier: str, harms: bool) -> None:
     assert entry(outcome=outcome, tier="any").endangers(tier) is harms
+
+
+def test_a_crash_that_leaves_the_gpu_sound_may_share_its_process() -> None:
+    text = toml(outcome="crash", tier="any") + "harmless = true\n"
+    (read,) = parse(text, "x.toml")
+    assert not read.endangers("hopper")
+    assert Deviation.from_table(read.table()) == read
 
 
 def record(case: str, outcome: Outcome, flashinfer: str = "0.7.4", tier: str = "twin") -> Record:

@@ -1,5 +1,6 @@
 """A drafted ledger speaks of exactly what went wrong, and is none before a person mended it."""
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_a_draft_is_no_ledger_until_mended() -> None:
     for one in records():
         said = match(entries, Situation(one.case, "twin", "me", "2.0", "0.7.4"))
         assert (said.outcome if said else Outcome.PASS) == one.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "sound"),
+    [
+        (Outcome.CRASH, "ValueError: 7 rows", True),
+        (Outcome.CRASH, "mine.errors.NotPlanned: twice", True),
+        (Outcome.CRASH, f"{CASES[0]}: the CUDA context is dead: CUDA error: illegal", False),
+        (Outcome.CRASH, "its process died of SIGSEGV\nFatal Python error: abort", False),
+        (Outcome.FAIL, "ValueError: 7 rows", False),
+    ],
+)
+def test_a_crash_on_a_gpu_is_harmless_where_an_exception_says_so(
+    outcome: Outcome, message: str, sound: bool
+) -> None:
+    on_gpu = replace(record(CASES[0], outcome, message), tier="hopper")
+    assert ("harmless = true" in draft([on_gpu], "me")) is sound
+    assert "harmless" not in draft([record(CASES[0], outcome, message)], "me")
 
 
 def test_the_command_drafts_from_a_report(tmp_path: Path) -> None:

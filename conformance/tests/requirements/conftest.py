@@ -9,6 +9,7 @@ import pytest
 from conformance.canary.probe import Sighting, probe_of
 from conformance.core.case import parse
 from conformance.core.lab import Lab
+from conformance.core.subject import Unobservable
 from conformance.isolation.child import Call, Finished, run_many
 
 _TARGET = "conformance.canary.probe:in_child"
@@ -32,6 +33,7 @@ def canary(request: pytest.FixtureRequest) -> Canary:
     seen: dict[str, Any] = {}
 
     def on_the_gpu(lab: Lab) -> Sighting:
+        lab.needs("native")  # each probe stands before the native module: no process for nothing
         if lab.case.id not in seen:  # this one and the next ones at once, a process for each
             cases = [id for id in _probed(request.session) if id not in seen]
             cases = cases[cases.index(lab.case.id) :][:_CHILDREN]
@@ -47,6 +49,8 @@ def canary(request: pytest.FixtureRequest) -> Canary:
             results = run_many(calls, min(_CHILDREN, os.cpu_count() or 1))
             seen.update(zip(cases, results, strict=True))
         result = seen[lab.case.id]
+        if isinstance(result, Finished) and "unobservable" in result.value:
+            raise Unobservable(result.value["unobservable"])
         if not isinstance(result, Finished) or "safe" not in result.value:
             raise RuntimeError(f"the probe's process did not finish: {result}")
         value = result.value

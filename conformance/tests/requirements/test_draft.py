@@ -63,6 +63,7 @@ def test_draft_steps_share_one_state(lab: Lab) -> None:
         bounds = tuple(length + draw.randint(0, drafts + 1) for length in now)
         padded = count * requests + draw.randint(0, 3)
         steps.append(Step((count,) * requests, now, bounds, padded))
+    lab.load_kernels(*steps)
     bench = lab.bench(*steps, clock=True)
     inputs = drawn(bench, steps)
     frames = [bench.frame(step, given) for step, given in zip(steps, inputs, strict=True)]
@@ -123,6 +124,7 @@ def test_any_pattern_of_accepted_drafts(lab: Lab) -> None:
     # Only those bounds that a late host can have: never below the truth.
     for step in steps:
         assert all(b >= n for b, n in zip(step.bounds or (), step.seq_lens, strict=True))
+    lab.load_kernels(*steps)
     bench = lab.bench(*steps, clock=True)
     inputs = drawn(bench, steps)
     golden = exact_answers(bench, steps, inputs)
@@ -149,6 +151,7 @@ def test_splits_move_from_step_to_step(lab: Lab) -> None:
         device = tuple(composition(draw, even * requests, requests))
         host = (even,) * requests
         steps.append(Step(host, tuple(lengths), tuple(bounds), padded, device_q_lens=device))
+    lab.load_kernels(*steps)
     bench = lab.bench(*steps, clock=True)
     inputs = drawn(bench, steps)
     golden = exact_answers(bench, steps, inputs)
@@ -189,6 +192,7 @@ def test_a_preempted_request_resumes_with_other_blocks(lab: Lab) -> None:
         step({}, 4),
         step({waiting: 0}, 5),
     ]
+    lab.load_kernels(*steps)
     bench = lab.bench(*steps, clock=True)
     inputs = drawn(bench, steps)
     tables = [bench.world.block_table] * 2
