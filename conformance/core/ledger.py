@@ -3,9 +3,10 @@
 Its text is read in `ledger_text`. Nothing here reads a file or knows a subject.
 """
 
+import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -81,7 +82,8 @@ class Deviation:
 
     def names(self, case: str) -> bool:
         """Whether one of its patterns matches a case."""
-        return any(fnmatchcase(case, pattern) for pattern in self.cases)
+        exact, pattern = _matcher(self.cases)
+        return case in exact or pattern.fullmatch(case) is not None
 
     def concerns(self, there: Situation) -> bool:
         """Whether it speaks of a situation, whatever the case."""
@@ -152,18 +154,20 @@ def lint(
             )
         known = {case for tier, ids in cases.items() if entry.tier in ("any", tier) for case in ids}
         for pattern in entry.cases:
-            if not any(fnmatchcase(case, pattern) for case in known):
+            if pattern not in known and not fnmatch.filter(known, pattern):
                 raise LedgerError(
                     entry.where,
                     found=f"the pattern {pattern!r}, which matches no case of tier {entry.tier}",
                     allowed="patterns that match a case of a full run",
                     remedy="see `python -m conformance list`, or remove the pattern",
                 )
-    for one, other in combinations(ledger, 2):
+    spoken = [{t: {c for c in ids if entry.names(c)} for t, ids in cases.items()}
+              for entry in ledger]  # fmt: skip
+    for (one, of_one), (other, of_other) in combinations(zip(ledger, spoken, strict=True), 2):
         if not _meet(one, other):
             continue
         tiers = [t for t in cases if one.tier in ("any", t) and other.tier in ("any", t)]
-        both = [c for t in tiers for c in cases[t] if one.names(c) and other.names(c)]
+        both = sorted(case for t in tiers for case in of_one[t] & of_other[t])
         if both:
             raise LedgerError(
                 other.where,
@@ -171,6 +175,14 @@ def lint(
                 allowed="one entry for a case in a situation",
                 remedy="narrow one of them by pattern, tier or versions",
             )
+
+
+@cache
+def _matcher(patterns: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Return ids that patterns name in full, and one expression for the others."""
+    exact = frozenset(p for p in patterns if not any(sign in p for sign in "*?["))
+    others = [fnmatch.translate(p) for p in patterns if p not in exact]
+    return exact, re.compile("|".join(others) or r"(?!)")
 
 
 @cache

@@ -98,9 +98,19 @@ def _group(model: Model, group: Group) -> dict[str, Any]:
             _judgement(of_column(model, column)) | {"title": column.flashinfer or "unknown"}
             for column in columns
         ],
-        "shared": len(columns) > 1,
+        "shared": len(columns) > 1 and not _repeated(model, columns),
         "heads": [name for name, _ in _heads(model, group)],
     }
+
+
+def _repeated(model: Model, columns: Sequence[Column]) -> bool:
+    """Whether some case ran in several columns."""
+    for id in model.rows:
+        cells = [cell for column in columns if (cell := model.cells.get((id, column))) is not None]
+        ran = [cell.passed | {seen.record.case for seen in cell.cases} for cell in cells]
+        if sum(map(len, ran)) > len(frozenset[str]().union(*ran)):
+            return True
+    return False
 
 
 def _heads(model: Model, group: Group) -> list[tuple[str, tuple[Column, ...]]]:
@@ -149,7 +159,7 @@ def _cell(
         why = known.unjudged if known and not known.minimum(group.tier) else "no case ran"
         text, note = "none" if kind == "short" else "", ""
     else:
-        text = f"{len(cell.passed)}/{cell.total}"
+        text = f"{cell.counts.get(Outcome.PASS, 0)}/{cell.total}"
         why = ", ".join(f"{cell.counts[o]} {o}" for o in Outcome if o in cell.counts)
         note = "" if cell.ratio is None else _number(cell.ratio)
     return {

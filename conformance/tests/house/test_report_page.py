@@ -121,6 +121,22 @@ def test_a_cell_shows_so_many_cases_and_says_how_many_more() -> None:
     assert sum(case["schedule"] is not None for case in cell["cases"]) == MOST_DRAWINGS
 
 
+@pytest.mark.parametrize(
+    ("numbers", "together", "shared"),
+    [((0, 0), "2/2", False), ((0, 1), "2/2", True)],
+    ids=["each version runs each case", "versions share the cases"],
+)
+def test_versions_together_count_every_case_that_passed(
+    numbers: tuple[int, int], together: str, shared: bool
+) -> None:
+    runs = [record(n, flashinfer=v) for n, v in zip(numbers, ("0.7.0", "0.7.4"), strict=True)]
+    text = page(model(*runs))
+    assert [f"{passed}/{total}" for passed, total in re.findall(r">.{0,3}(\d+)/(\d+)<", text)] == [
+        together, "1/1", "1/1",
+    ]  # fmt: skip
+    assert ("a share of the cases each" in text) is shared
+
+
 def test_the_repro_line_is_shown_once() -> None:
     repro = "python -m conformance run --case 'PLAN-4/geo=tiny/0'"
     said = f"PLAN-4/geo=tiny/0: wrong\n  got      1\n  repro    {repro}"

@@ -153,7 +153,7 @@ def the_page_shows(lab: Lab, model: Model, records: Sequence[Record]) -> None:
 
 
 def _text(cell: Cell | None) -> str:
-    return "" if cell is None else f"{len(cell.passed)}/{cell.total}"
+    return "" if cell is None else f"{cell.counts.get(Outcome.PASS, 0)}/{cell.total}"
 
 
 def _counts(text: str) -> str:

@@ -1,0 +1,89 @@
+"""What a GPU proved is kept as records beside the docs; cases and ledger still agree with it.
+
+No GPU here: the records are read, and what they say is held against this state of the suite.
+"""
+
+import json
+import tarfile
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.core.ledger import Situation, match
+from conformance.core.record import Expected
+from conformance.ledger.files import ledger_of
+from conformance.listing import case_ids
+
+ARCHIVE = Path(__file__).parents[3] / "docs" / "evidence" / "h200.tar.xz"
+VERSIONS = ("0.6.18", "0.7.0", "0.7.2.post1", "0.7.4")
+NOT_SEEN: frozenset[str] = frozenset()
+"""Requirements of which some case is newer than the records: to be run on a GPU, and the README's
+'Not seen' says so."""
+
+Table = dict[str, Any]
+
+
+@cache
+def files() -> list[tuple[Table, list[Table]]]:
+    """Return each record file's environment and records, of the hopper tier."""
+    found = []
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive:
+            if not member.name.endswith(".jsonl"):
+                continue
+            content = archive.extractfile(member)
+            assert content is not None
+            lines = [json.loads(line) for line in content.read().splitlines()]
+            assert [line["kind"] for line in (lines[0], lines[-1])] == ["header", "footer"]
+            records = [line for line in lines if line["kind"] == "record"]
+            if records and records[0]["tier"] == "hopper":
+                found.append((lines[0]["environment"], records))
+    return found
+
+
+def seen(subject: str, version: str) -> list[Table]:
+    """Return the records of a subject on a FlashInfer version."""
+    return [
+        record
+        for _, records in files()
+        for record in records
+        if record["subject"].partition("@")[0] == subject and record["flashinfer"] == version
+    ]
+
+
+def test_the_records_are_of_one_suite_on_a_hopper_gpu() -> None:
+    assert {tuple(e["gpu"]["capability"]) for e, _ in files()} == {(9, 0)}
+    assert len({(e["commit"], e["sources"], e["gpu"]["name"]) for e, _ in files()}) == 1
+    for environment, records in files():
+        assert {record["flashinfer"] for record in records} == {environment["flashinfer"]}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_backend_passed_every_case(version: str) -> None:
+    outcomes = defaultdict(set)
+    for record in seen("smla", version):
+        outcomes[record["case"]].add(record["outcome"])
+    assert {case: found for case, found in outcomes.items() if found != {"pass"}} == {}
+    newer = {case.partition("/")[0] for case in set(case_ids(["hopper"])) - set(outcomes)}
+    assert newer == NOT_SEEN
+
+
+def test_the_ledger_says_what_was_seen_of_vllm_and_nothing_else() -> None:
+    ledger = ledger_of(subjects={"vllm"})
+    used = set()
+    for version in ("0.7.2.post1", "0.7.4"):
+        records = seen("vllm", version)
+        newer = {case.partition("/")[0] for case in case_ids(["hopper"])}
+        newer = newer - {record["requirement"] for record in records}
+        assert newer <= NOT_SEEN
+        for record in records:
+            own = record["subject_version"]
+            entry = match(ledger, Situation(record["case"], "hopper", "vllm", own, version))
+            used.add(entry)
+            expected = Expected.read(record["expected"])
+            assert (entry and entry.outcome) == (expected and expected.outcome), record["case"]
+            assert (record["outcome"] == "xfail") == (entry is not None), record["case"]
+    assert {entry for entry in ledger if entry.tier == "hopper"} == used - {None}
