@@ -54,6 +54,12 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Play serving histories with faults in them: nox -s fuzz -- --minutes 10."""
+    verdict(session, "fuzz", "run", *session.posargs)
+
+
+@nox.session(default=False)
 def sanitize(session: nox.Session) -> None:
     """Run some hopper cases under compute-sanitizer; 2 where it or a Hopper GPU is missing."""
     verdict(session, "conformance", "sanitize", *session.posargs)

@@ -229,7 +229,10 @@ class Bench:
 
     def queue(self, frame: Frame) -> None:
         """Build and forward a frame, waiting for nothing."""
-        metadata = self.instance.build(frame.batch)
+        self.launch(frame, self.instance.build(frame.batch))
+
+    def launch(self, frame: Frame, metadata: Any) -> None:
+        """Queue the forward of a frame that has been built."""
         self._forward(frame.q_nope, frame.q_pe, frame.topk, metadata, frame.out)
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:

@@ -32,6 +32,7 @@ GEOMETRIES = {
     "pool": Geometry(128, 64, 192),
     "odd": Geometry(96, 2, 97, block_size=128),
     "wide": Geometry(256, 4, 320, gap_rows=64),
+    "serve": Geometry(64, 4, 68),
     "glm": Geometry(2048, 4, 2176),
     "v32": Geometry(2048, 1, 2048),
 }

@@ -88,6 +88,8 @@ def forbidden(module: str, name: str) -> str | None:
         return "only conformance.subjects names a subject"
     if within(name, "fuzz") and not within(module, "fuzz"):
         return "nothing imports fuzz"
+    if within(module, "fuzz") and within(name, "smla"):
+        return "fuzz names no subject"
     return None
 
 

@@ -32,8 +32,10 @@ def house(tmp_path: Path) -> Path:
     (tmp_path / "conformance").mkdir()
     for name in ("driver.py", "settings.py"):
         shutil.copy(ROOT / "conformance" / name, tmp_path / "conformance")
-    (tmp_path / "conformance/__init__.py").touch()
-    (tmp_path / "conformance/__main__.py").write_text(COMMAND)
+    (tmp_path / "fuzz").mkdir()
+    for room in ("conformance", "fuzz"):
+        (tmp_path / room / "__init__.py").touch()
+        (tmp_path / room / "__main__.py").write_text(COMMAND)
     return tmp_path
 
 
@@ -53,7 +55,7 @@ CODES = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (-9, 3)]
 @pytest.mark.parametrize(
     ("session", "ends", "expected"),
     [("conformance", *codes) for codes in CODES]
-    + [("mutants", 2, 2), ("sanitize", 2, 2), ("bench", 2, 2)],
+    + [("mutants", 2, 2), ("sanitize", 2, 2), ("bench", 2, 2), ("fuzz", 1, 1)],
 )
 def test_exit_code_is_the_command_s_own(
     house: Path, session: str, ends: int, expected: int
@@ -63,7 +65,7 @@ def test_exit_code_is_the_command_s_own(
         f"command ended with {ends}: expected nox to end with {expected}, got {done.returncode}\n"
         f"{done.stdout}{done.stderr}"
     )
-    name = "run" if session == "conformance" else session
+    name = "run" if session in ("conformance", "fuzz") else session
     assert f"ran ['{name}', '{ends}']" in done.stdout + done.stderr
 
 

@@ -1,0 +1,9 @@
+"""Serving histories with faults in them: drawn from a seed, played on a tier, held against golden.
+
+* `history`: what an engine decided, turn by turn; frozen, and JSON;
+* `engine`: what follows from it: what the host knew and what the device had, frame by frame;
+* `faults`: what can be planted, and whether it must leave outputs right or be noticed;
+* `serving`: histories drawn from a seed;
+* `player`: a history on a subject and a tier, every live row held against golden;
+* `runner`: many histories, one seed after the other.
+"""

@@ -1,0 +1,5 @@
+"""`python -m fuzz`."""
+
+from fuzz.cli import entry
+
+entry()

@@ -1,0 +1,292 @@
+"""Plays a history: the subject on a tier, frame after frame, every live row held against golden.
+
+Frames are queued one behind the other and read later, so that a device that runs behind the host
+meets the plans of other frames. A flush waits, reads what is open and judges it.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.core import bench as benches
+from conformance.core.case import Step, parse
+from conformance.core.inputs import StepInputs
+from conformance.core.lab import CheckFailed, Lab
+from conformance.core.subject import Subject, Tier, Unobservable
+from fuzz import engine
+from fuzz.faults import FAULTS
+from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
+from fuzz.plant import Plant
+from fuzz.reach import values
+
+BUNDLE = 6
+"""Frames that are queued before the first of them is read, at most."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What went wrong. frame: as "turn 3" or "turn 3, draft step 1"; fault: planted there, or "".
+
+    crash: an exception that no check raised.
+    """
+
+    frame: str
+    fault: str
+    message: str
+    crash: bool = False
+
+
+@dataclass
+class Played:
+    """What was seen of a history. plans: made; ratio: the worst error over its bound."""
+
+    frames: int = 0
+    rows: int = 0
+    requests: int = 0
+    plans: int = 0
+    ratio: float = 0.0
+    finding: Finding | None = None
+    reached: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class _Ready:
+    """A frame with buffers of its own on the device. table: int32 [requests, blocks], physical."""
+
+    frame: engine.Frame
+    inputs: StepInputs
+    table: Tensor
+    buffers: benches.Frame
+    graph: bool
+    plant: Plant | None
+    metadata: Any = None
+
+    @property
+    def fault(self) -> str:
+        """The kind of fault that is planted in it, empty for none."""
+        return self.plant.fault.kind if self.plant else ""
+
+
+class _Lab(Lab):
+    """A lab whose case is a history. again: the command that plays it again."""
+
+    again = ""
+
+    @property
+    def repro(self) -> str:
+        return self.again
+
+
+def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Played:
+    """Play a history to its end, or to the first finding. again: the command that does it.
+
+    Raises HistoryError for one that no engine can make, and Unobservable where the subject lacks
+    what it needs.
+    """
+    history.check()
+    player = _Player(history, subject, tier, again)
+    try:
+        player.run()
+    except CheckFailed as problem:
+        player.found(str(problem))
+    except (HistoryError, Unobservable):
+        raise
+    except Exception as problem:
+        if not player.foreseen(str(problem)):
+            player.found(f"{type(problem).__name__}: {problem}", crash=True)
+    return player.seen
+
+
+class _Player:
+    def __init__(self, history: History, subject: Subject, tier: Tier, again: str) -> None:
+        self.history, self.shape = history, history.shape
+        self.seen = Played()
+        self._engine = engine.Engine(self.shape)
+        case = parse(history.case)
+        self.lab = _Lab(case, subject, tier, "torch")
+        self.lab.again = again or f"python -m fuzz replay FILE, seed {history.seed}"
+        if self.shape.graphs:
+            self.lab.needs("capture")
+        slots, longest = self.shape.slots, self.shape.longest
+        rows = max([self.shape.budget + MOST_PADDING, *self.shape.graphs])
+        room = Step((1,) * slots, (longest,) * slots, (longest,) * slots, rows)
+        later = self.shape.device != DEVICES[0]
+        self.bench: benches.Bench = self.lab.bench(room, clock=later)
+        self._world = self.bench.world
+        self._pool = self._world.block_table.flatten()
+        inputs = self._world.draw_step(room, label="room")
+        self._shared = self.bench.frame(room, inputs, self._world.block_table)
+        self._bundle: list[_Ready] = []
+        self.graphs: dict[int, Any] = {}
+        self._where, self._fault = "construction", ""
+        # What is read at once is looked at frame by frame.
+        self._most = BUNDLE if later else 1
+
+    def run(self) -> None:
+        """Play every turn."""
+        for turn in self.history.turns:
+            for frame in self._engine.take(turn):
+                fault = None if frame.drafting else turn.fault
+                if fault:
+                    self._flush()
+                self._where, self._fault = _where(frame), fault.kind if fault else ""
+                self._bundle.append(
+                    self._prepared(frame, fault, graph=turn.graph and not frame.drafting)
+                )
+                if fault or len(self._bundle) >= self._most:
+                    self._flush()
+        self._flush()
+
+    def found(self, message: str, *, crash: bool = False) -> None:
+        """Note what went wrong."""
+        self.seen.finding = Finding(self._where, self._fault, message, crash)
+
+    def foreseen(self, message: str) -> bool:
+        """Whether the fault of the frame at hand explains an error of the device."""
+        said = FAULTS[self._fault].device if self._fault else ""
+        return bool(said) and said in message
+
+    def _prepared(self, frame: engine.Frame, fault: Fault | None, *, graph: bool) -> _Ready:
+        """Draw a frame and put it on the device, ready to be queued."""
+        table = self._pool[torch.tensor(frame.table, dtype=torch.int64)].to(torch.int32)
+        self._world.block_table = table
+        inputs = self._world.draw_step(frame.step, label=f"{frame.turn} {frame.drafting}")
+        plant = None
+        step, given = frame.step, inputs
+        if fault:
+            plant = Plant(fault, self.lab, self.bench, frame.step, inputs, tuple(self.graphs))
+            step, given = plant.step, plant.inputs
+        return _Ready(frame, inputs, table, self.bench.frame(step, given, table), graph, plant)
+
+    def _flush(self) -> None:
+        """Queue all frames that are ready, wait for them, and judge them."""
+        if not self._bundle:
+            return
+        bundle, self._bundle = self._bundle, []
+        plant = bundle[0].plant  # a fault is in a bundle of its own
+        if plant:
+            plant.before()
+        # A capture waits for the device, so that one is not held then.
+        known = all(not r.graph or r.buffers.step.padded_rows in self.graphs for r in bundle)
+        held = self.shape.device == DEVICES[2] and known
+        with self.bench.held() if held else nullcontext():
+            for ready in bundle:
+                self._where, self._fault = _where(ready.frame), ready.fault
+                ready.metadata = self._watched(ready)
+        for ready in bundle:
+            self._where, self._fault = _where(ready.frame), ready.fault
+            if ready.metadata is not None:
+                self._judge(ready)
+            self._count(ready)
+        flags = self.bench.observe().flags
+        if flags is not None:
+            expected = [plant.kind.flag] if plant and plant.kind.flag else []
+            self.lab.expect(sorted(flags), expected, f"flags after {self._where}")
+        if plant:
+            plant.after()
+        self.seen.plans = self.bench.observe().plans or 0
+        self.seen.ratio = max(self.seen.ratio, self.lab.ratio or 0.0)
+
+    def _watched(self, ready: _Ready) -> Any:
+        """Queue a frame and look at what shows at once: waits, and what the twin's kernel reads."""
+        log, clock = self.lab.tier.log if self._most == 1 else None, self.bench.clock
+        if log is not None:
+            log.clear()
+        waits = clock.waits if clock is not None else 0
+        captured = len(self.graphs)
+        metadata = self._queue(ready)
+        bounded = ready.buffers.step.bounds is not None and len(self.graphs) == captured
+        if clock is not None and bounded:
+            self.lab.expect(clock.waits - waits, 0, f"waits for the device in {self._where}")
+        if log is not None and metadata is not None:
+            valid = self.bench.valid(ready.frame.step)[: metadata.num_rows]
+            self.lab.expect(log.behind(valid), [], f"reads behind the valid entries, {self._where}")
+            self.lab.expect(log.foreign_slots(), [], f"reads outside of the cache, {self._where}")
+        return metadata
+
+    def _queue(self, ready: _Ready) -> Any:
+        """Build and queue a frame; return its metadata, None where it was refused as it must be."""
+        buffers = self._copied(ready)
+        try:
+            metadata = self.bench.instance.build(buffers.batch)
+        except Exception as problem:
+            error = ready.plant.kind.error if ready.plant else ""
+            if not error or error not in str(problem):
+                raise
+            return None
+        if ready.plant and ready.plant.kind.error:
+            said = ready.plant.kind
+            self.lab.check(False, said.sentence, got="no error", expected=f"one of {said.error}")
+        if not ready.graph:
+            self.bench.launch(buffers, metadata)
+            return metadata
+        size = buffers.step.padded_rows
+        size = ready.plant.graph_size(size) if ready.plant else size
+        if size not in self.graphs:
+            with self.bench.runtime.capture() as recorded:
+                self.bench.launch(self._shared_rows(buffers, size), metadata)
+            self.graphs[size] = recorded
+        self.graphs[size].replay()
+        self.bench.later(ready.buffers.out.copy_, buffers.out)
+        return metadata
+
+    def _copied(self, ready: _Ready) -> benches.Frame:
+        """Queue copies into the buffers that graphs read; return the frame as it is to be built.
+
+        Where graphs are captured every build names the block table that they read.
+        """
+        mine, shared = ready.buffers, self._shared.batch
+        if not self.shape.graphs:
+            return mine
+        names = ["block_table"]
+        if ready.graph:
+            size = mine.step.padded_rows
+            names += ["query_start_loc", "seq_lens"]
+            own, mine = mine, self._shared_rows(mine, size)
+            for name in ("q_nope", "q_pe", "topk", "out"):
+                self.bench.later(getattr(mine, name).copy_, getattr(own, name))
+        if ready.plant and ready.plant.moves_table:
+            return mine
+        batch = mine.batch
+        for name in names:
+            source: Tensor = getattr(batch, name)
+            target = getattr(shared, name)[: source.shape[0]]
+            self.bench.later(target.copy_, source)
+            batch = replace(batch, **{name: target})
+        return replace(mine, batch=batch)
+
+    def _shared_rows(self, frame: benches.Frame, size: int) -> benches.Frame:
+        rows = {n: getattr(self._shared, n)[:size] for n in ("q_nope", "q_pe", "topk", "out")}
+        return replace(frame, **rows)
+
+    def _judge(self, ready: _Ready) -> None:
+        step, plant = ready.buffers.step, ready.plant
+        out = self.bench.read(ready.buffers.out)
+        rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
+        kept = [row for row in range(rows) if not (plant and row in plant.spared)]
+        if kept:
+            self._world.block_table = ready.table
+            exact = self._world.golden(ready.frame.step, ready.inputs, split=None, rows=kept)
+            owners = [ready.frame.requests[i] for i in ready.frame.step.row_requests]
+            told = ", ".join(f"row {row} of request {owners[row]}" for row in kept[:8])
+            self.lab.golden(self.bench, out[kept], exact, f"{self._where} ({told}, ...)")
+        behind = int(self.bench.written(out)[rows:].sum())
+        self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
+
+    def _count(self, ready: _Ready) -> None:
+        step, seen = ready.frame.step, self.seen
+        seen.frames += 1
+        seen.rows += step.rows
+        seen.requests += len(ready.frame.requests)
+        routed = ready.metadata is not None and ready.metadata.prefill_to_mha
+        fault, graph = ready.fault or "none", ready.graph
+        seen.reached.append(
+            values(self.shape, ready.frame, graph=graph, routed=routed, fault=fault)
+        )
+
+
+def _where(frame: engine.Frame) -> str:
+    return f"turn {frame.turn}" + (f", draft step {frame.drafting}" if frame.drafting else "")

@@ -1,0 +1,1 @@
+"""Tests of the fuzzer: its model, what it finds, and what it lets pass."""

@@ -1,0 +1,74 @@
+"""Subjects that are right but for one thing, for the player to find."""
+
+from dataclasses import replace
+from typing import Any
+
+from conformance.core.subject import Observation
+from conformance.core.worker import load_subject
+
+REAL = "conformance.subjects.smla:SmlaSubject"
+
+
+class Faulty:
+    """The real subject behind an instance with a fault; `wrong` makes it of the real one."""
+
+    def __init__(self, wrong: Any) -> None:
+        self._real, self._wrong = load_subject(REAL), wrong
+        self.name, self.capabilities = f"faulty {wrong.__name__}", self._real.capabilities
+
+    def refusals(self, config: Any, capability: tuple[int, int]) -> list[str]:
+        return self._real.refusals(config, capability)
+
+    def construct(self, *args: Any, **options: Any) -> Any:
+        return self._wrong(self._real.construct(*args, **options))
+
+
+class Instance:
+    """Passes everything on."""
+
+    def __init__(self, real: Any) -> None:
+        self.real, self.runtime = real, real.runtime
+
+    def build(self, batch: Any) -> Any:
+        return self.real.build(batch)
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        self.real.forward(*args, **options)
+
+    def observe(self) -> Observation:
+        seen: Observation = self.real.observe()
+        return seen
+
+
+class WithoutFlags(Instance):
+    """Its device notices nothing."""
+
+    def observe(self) -> Observation:
+        return replace(super().observe(), flags=frozenset())
+
+
+class ForgetsNothing(Instance):
+    """Keeps its first block table, whatever it is given."""
+
+    table: Any = None
+
+    def build(self, batch: Any) -> Any:
+        self.table = batch.block_table.clone() if self.table is None else self.table
+        count = batch.block_table.shape[0]
+        known = self.table[:count] if self.table.shape[0] >= count else batch.block_table
+        return super().build(replace(batch, block_table=known))
+
+
+class SplitsAsTheHost(Instance):
+    """Takes the host's split of the rows for the device's."""
+
+    def build(self, batch: Any) -> Any:
+        return super().build(replace(batch, query_start_loc=batch.query_start_loc_cpu.clone()))
+
+
+class TrustsBounds(Instance):
+    """Takes the host's bounds for the lengths on the device."""
+
+    def build(self, batch: Any) -> Any:
+        bounds = batch.seq_lens_cpu_upper_bound
+        return super().build(batch if bounds is None else replace(batch, seq_lens=bounds.clone()))

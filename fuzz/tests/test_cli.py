@@ -1,0 +1,63 @@
+"""The commands, each in a process of its own: exit codes, findings kept and played again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzz.history import History
+
+ONE_STAGING_BLOCK = "conformance.subjects.upstream:OneStagingBlock"
+
+
+def fuzz(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fuzz", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_run_without_a_finding() -> None:
+    done = fuzz("run", "--seed", "5", "--histories", "3", "--turns", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 histories" in done.stdout and "0 distinct findings" in done.stdout
+    assert "pairs of values reached" in done.stdout
+
+
+def test_a_finding_is_kept_and_played_again(tmp_path: Path) -> None:
+    done = fuzz("run", "--subject", ONE_STAGING_BLOCK, "--histories", "8", "--keep", tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    kept = sorted(tmp_path.glob("*.json"))
+    assert kept and f"found in {kept[0]}" in done.stdout
+    history = History.loads(kept[0].read_text())
+    line = next(row for row in done.stdout.splitlines() if f"{kept[0]}" in row and "replay" in row)
+    again = fuzz(*line.partition("-m fuzz ")[2].split())
+    assert again.returncode == 1 and "golden" in again.stdout + done.stdout, again.stdout
+    sound = fuzz("replay", *kept)
+    assert sound.returncode == 0 and "all right" in sound.stdout, sound.stdout + sound.stderr
+    assert f"--seed {history.seed} --histories 1" in (done.stdout), (
+        "each finding says how to repeat it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["replay", "nowhere.json"], "no readable file"),
+        (["replay"], "Missing argument"),
+        (["run", "--seed", "-1"], "-1 is not in the range"),
+        (["run", "--flashinfer", "9"], "allowed: auto, 0.6.18"),
+        (["run", "--histories", "1", "--subject", "vllm@"], "vllm@"),
+        (["walk"], "No such command"),
+    ],
+)
+def test_what_is_asked_wrongly(arguments: list[str], says: str) -> None:
+    done = fuzz(*arguments)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_damaged_history_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    done = fuzz("replay", path)
+    assert done.returncode == 3 and "schema" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,146 @@
+"""What the player finds, in subjects with one fault; and that the right one has none."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.core.subject import Subject
+from conformance.core.worker import load_subject
+from conformance.tiers import VERSIONS, tier
+from fuzz.faults import FAULTS
+from fuzz.history import Fault, History, HistoryError, Part, Shape, Turn
+from fuzz.player import Played, play
+from fuzz.serving import PLAIN, drawn
+from fuzz.tests import blind
+
+SEEDS = 24
+OUTPUT = "differs from golden|reads behind the valid entries|flags after"
+SHAPE = Shape(
+    dtype="fp8", kpe=64, heads=16, geo="serve", width="small", slots=3, budget=64, longest=200,
+    drafts=3, lag=1, graphs=(4, 12), force_mqa=False, device="at once",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def played(history: History, subject: Subject | None = None) -> Played:
+    version = VERSIONS[history.seed % len(VERSIONS)]
+    return play(history, subject or load_subject(blind.REAL), tier("twin", version))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_backend_plays_without_a_finding(seed: int) -> None:
+    seen = played(drawn(seed))
+    assert seen.finding is None
+    assert seen.frames and 0 < seen.ratio < 1
+
+
+def upstream(name: str) -> Callable[[], Subject]:
+    return lambda: load_subject(f"conformance.subjects.upstream:{name}")
+
+
+def faulty(kind: type) -> Callable[[], Subject]:
+    return lambda: blind.Faulty(kind)
+
+
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        (upstream("PaddedPlan"), OUTPUT),
+        (upstream("OneStagingBlock"), f"reach query row|{OUTPUT}"),
+        (upstream("RefusesPaddedRows"), "the plan has"),
+        (upstream("StalePlan"), OUTPUT),
+        (upstream("BakedTable"), "block table is another"),
+        (upstream("ClampsKvEnd"), "reads behind the valid entries"),
+        (upstream("ReadsBack"), "waits for the device"),
+        (faulty(blind.WithoutFlags), "flags after"),
+        (faulty(blind.ForgetsNothing), f"block_table|{OUTPUT}"),
+        (faulty(blind.SplitsAsTheHost), OUTPUT),
+        (faulty(blind.TrustsBounds), OUTPUT),
+    ],
+)
+def test_a_fault_is_found(subject: Callable[[], Subject], says: str) -> None:
+    for seed in range(5 * SEEDS):
+        try:
+            finding = played(drawn(seed), subject()).finding
+        except Exception as problem:  # what the subject cannot show
+            assert "capability" in str(problem)
+            continue
+        if finding:
+            assert re.search(says, finding.message), finding
+            return
+    raise AssertionError("not found")
+
+
+def with_fault(fault: Fault, **turn: Any) -> History:
+    """A history in which every kind of fault has a place in the last turn."""
+    graphs = [Turn(parts=(Part(0, 1), Part(1, 1)), graph=True) for _ in range(2)]
+    turns = (
+        Turn((60, 50), parts=(Part(0, 32), Part(1, 32))),
+        Turn(parts=(Part(0, 28), Part(1, 18))),
+        *graphs,
+        Turn(**{"parts": (Part(0, 4), Part(1, 4)), "graph": True, **turn}, fault=fault),
+    )
+    return History(3, SHAPE, turns)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_kind_of_fault_becomes_what_it_must(kind: str) -> None:
+    assert played(with_fault(Fault(kind, 1, 5))).finding is None
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])
+def test_a_flag_that_is_not_raised_is_a_finding(kind: str) -> None:
+    subject = blind.Faulty(blind.WithoutFlags)
+    seen = played(with_fault(Fault(kind, 1, 5)), subject)
+    if FAULTS[kind].device:  # the twin's memory tells as well
+        assert seen.finding is None
+    else:
+        assert seen.finding and "flags after" in seen.finding.message
+        assert seen.finding.fault == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn"),
+    [
+        ("low-bound", {"known": False}),
+        ("garbage-entry", {"parts": ()}),
+        ("small-graph", {"parts": (Part(0, 1),)}),
+    ],
+)
+def test_a_fault_without_a_place_is_refused(kind: str, turn: dict[str, Any]) -> None:
+    with pytest.raises(HistoryError, match=kind):
+        played(with_fault(Fault(kind), **turn))
+
+
+def test_a_finding_names_turn_request_and_case() -> None:
+    history = with_fault(Fault("garbage-tail"))
+    finding = played(history, blind.Faulty(blind.TrustsBounds)).finding
+    late = replace(history, turns=(*history.turns[:2], *history.turns[4:]))
+    assert finding is None, "no draft was rejected, so bounds are lengths"
+    parts = (Part(0, 4, 0), Part(1, 4, 0))
+    turns = (*late.turns[:2], Turn(parts=parts), Turn(parts=parts))
+    finding = played(replace(late, turns=turns), blind.Faulty(blind.TrustsBounds)).finding
+    assert finding and finding.frame == "turn 3"
+    assert history.case in finding.message and "repro    python -m fuzz" in finding.message
+    later = replace(late, turns=turns, shape=replace(SHAPE, device="later"))
+    finding = played(later, blind.Faulty(blind.TrustsBounds)).finding
+    assert finding and "row 0 of request 0" in finding.message
+
+
+def test_profiles_fix_shapes() -> None:
+    fixed = replace(PLAIN, turns=3, faults=False, shape=(("heads", 128), ("device", "held")))
+    for seed in range(10):
+        history = drawn(seed, fixed)
+        assert (history.shape.heads, history.shape.device) == (128, "held")
+        assert len(history.turns) <= 3 and not any(turn.fault for turn in history.turns)
