@@ -99,6 +99,34 @@ def run_command(
     sys.exit(1 if tally.distinct else 0 if tally.frames else 2)
 
 
+@main.command("hunt", epilog=CODES)
+@_options
+@click.option("--profile", type=click.Choice(["ci", "fuzz", "deep"]), default="ci",
+              show_default=True, help="How long to look.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path), default=Path("fuzz-findings"),
+              show_default=True, help="Folder for the history that was found.")  # fmt: skip
+def hunt_command(subject: str, tier: str, flashinfer: str, profile: str, keep: Path) -> None:
+    """Let Hypothesis look for a finding, and shrink it to a short history.
+
+    On the twin one version of FlashInfer is simulated: 0.7.2.post1, unless told otherwise.
+    """
+    from fuzz import runner
+    from fuzz.machine import hunt
+
+    loaded, chosen = _subject(subject), _tier(tier, flashinfer)(2)
+    found = hunt(profile, loaded, chosen)
+    if found is None:
+        click.echo(f"nothing found with profile {profile}")
+        sys.exit(0)
+    history, finding = found
+    path = runner.keep(keep, history, finding)
+    click.echo(f"found in {path}: {finding.frame}: {finding.message}")
+    version = f" --flashinfer {chosen.simulates}" if tier == "twin" else ""
+    where = f"--subject {quote(subject)} --tier {tier}{version}"
+    click.echo(f"  replay   python -m fuzz replay {where} {quote(str(path))}")
+    sys.exit(1)
+
+
 @main.command("replay", epilog=CODES)
 @_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))

@@ -47,6 +47,7 @@ def test_a_finding_is_kept_and_played_again(tmp_path: Path) -> None:
         (["run", "--seed", "-1"], "-1 is not in the range"),
         (["run", "--flashinfer", "9"], "allowed: auto, 0.6.18"),
         (["run", "--histories", "1", "--subject", "vllm@"], "vllm@"),
+        (["hunt", "--profile", "long"], "'long' is not one of"),
         (["walk"], "No such command"),
     ],
 )
