@@ -167,7 +167,13 @@ def _read(path: Path) -> History:
 def _tier(name: str, flashinfer: str) -> Any:
     """Return which tier a seed is played on: the twin in turn simulates each version."""
     from conformance import tiers
+    from conformance.core.gpus import HOPPER, visible_capabilities
 
+    if name == "hopper" and HOPPER not in visible_capabilities():
+        click.echo(
+            "not played: no GPU of compute capability 9.0 is visible; --tier twin needs none"
+        )
+        sys.exit(2)
     if flashinfer != "auto" and flashinfer not in tiers.VERSIONS:
         raise click.UsageError(
             f"flashinfer {flashinfer!r}: allowed: auto, {', '.join(tiers.VERSIONS)}"

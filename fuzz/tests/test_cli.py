@@ -1,5 +1,6 @@
 """The commands, each in a process of its own: exit codes, findings kept and played again."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from fuzz.history import History
+from fuzz.serving import drawn
 
 ONE_STAGING_BLOCK = "conformance.subjects.upstream:OneStagingBlock"
 
 
-def fuzz(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def fuzz(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fuzz", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def test_a_run_without_a_finding() -> None:
@@ -55,6 +58,16 @@ def test_what_is_asked_wrongly(arguments: list[str], says: str) -> None:
     done = fuzz(*arguments)
     assert done.returncode == 3, done.stdout + done.stderr
     assert says in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "--histories", "1"], ["hunt"], ["replay"]])
+def test_without_a_hopper_gpu_nothing_is_played(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(drawn(0).dumps())
+    more = [str(path)] if command == ["replay"] else []
+    done = fuzz(*command, "--tier", "hopper", *more, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no GPU of compute capability 9.0" in done.stdout
 
 
 def test_a_damaged_history_is_refused(tmp_path: Path) -> None:
