@@ -1,4 +1,4 @@
-"""The command line: `python -m fuzz run` and `replay`; exit codes 0 to 3 as the suite's."""
+"""The command line: `python -m fuzz run`, `hunt` and `replay`, with the suite's exit codes."""
 
 import sys
 from pathlib import Path
@@ -53,7 +53,8 @@ def main() -> None:
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="How long.")
 @click.option("--turns", type=click.IntRange(1), default=16, show_default=True, help="At most.")
 @click.option("--faults/--no-faults", default=True, help="Whether faults are planted.")
-@click.option("--keep", type=click.Path(path_type=Path), default=Path("fuzz-findings"),
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False),
+              default=Path("fuzz-findings"),
               show_default=True, help="Folder for histories that were findings.")  # fmt: skip
 def run_command(
     subject: str, tier: str, flashinfer: str, seed: int, histories: int | None,
@@ -76,8 +77,8 @@ def run_command(
 
     def told(tally: runner.Tally, history: History, played: Any) -> None:
         if played.finding:
+            click.echo(f"seed {history.seed}: {played.finding.frame}: {played.finding.message}")
             path = runner.keep(keep, history, played.finding)
-            click.echo(f"found in {path}: {played.finding.frame}: {played.finding.message}")
             where = _where(subject, tier, flashinfer, history.seed)
             if again(history.seed) not in played.finding.message:
                 click.echo(f"  repro    {again(history.seed)}")
@@ -103,18 +104,24 @@ def run_command(
 @_options
 @click.option("--profile", type=click.Choice(["ci", "fuzz", "deep"]), default="ci",
               show_default=True, help="How long to look.")  # fmt: skip
-@click.option("--keep", type=click.Path(path_type=Path), default=Path("fuzz-findings"),
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False),
+              default=Path("fuzz-findings"),
               show_default=True, help="Folder for the history that was found.")  # fmt: skip
 def hunt_command(subject: str, tier: str, flashinfer: str, profile: str, keep: Path) -> None:
     """Let Hypothesis look for a finding, and shrink it to a short history.
 
     On the twin one version of FlashInfer is simulated: 0.7.2.post1, unless told otherwise.
     """
+    from conformance.core.subject import Unobservable
     from fuzz import runner
     from fuzz.machine import hunt
 
     loaded, chosen = _subject(subject), _tier(tier, flashinfer)(2)
-    found = hunt(profile, loaded, chosen)
+    try:
+        found = hunt(profile, loaded, chosen)
+    except Unobservable as problem:
+        click.echo(f"nothing played: the subject does not show {problem}")
+        sys.exit(2)
     if found is None:
         click.echo(f"nothing found with profile {profile}")
         sys.exit(0)
@@ -145,7 +152,9 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
         except Unobservable as problem:
             click.echo(f"{path}: not played ({problem})")
             continue
-        seen += 1
+        except HistoryError as problem:
+            raise HistoryError.of(path, problem) from problem
+        seen += played.frames
         if played.finding:
             found += 1
             click.echo(f"{path}: {played.finding.frame}: {played.finding.message}")
@@ -157,6 +166,8 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
 def _read(path: Path) -> History:
     try:
         return History.loads(path.read_text())
+    except HistoryError as problem:
+        raise HistoryError.of(path, problem) from problem
     except (OSError, UnicodeDecodeError) as problem:
         raise HistoryError(
             str(path), found=f"no readable file ({problem})", allowed="a history's JSON file",

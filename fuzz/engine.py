@@ -109,6 +109,7 @@ class Engine:
         for (part, request), count, is_decode in zip(parts, device, decoding, strict=True):
             most = 1 + shape.drafts if is_decode else request.tokens - request.done
             self._expect(1 <= count <= most, "parts", count, f"1 to {most} queries")
+            self._expect(part.queries >= 1, "parts", part.queries, "1 query or more")
             self._expect(0 <= part.accepted < count or not is_decode, "accepted", part.accepted,
                          "fewer than the device's queries")  # fmt: skip
             hope = most if turn.device and is_decode else count

@@ -7,6 +7,7 @@ queries and selections are drawn from its seed.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
@@ -16,6 +17,7 @@ from fuzz.faults import FAULTS
 SCHEMA = "smla-history/1"
 MOST_PADDING = 8
 """Rows behind the live ones of an eager forward, at most."""
+MOST_ROWS = 4096
 DEVICES = ("at once", "later", "held")
 
 
@@ -24,6 +26,13 @@ class HistoryError(ValueError):
 
     def __init__(self, where: str, *, found: object, allowed: str, remedy: str) -> None:
         super().__init__(f"{where}: found {found}; allowed: {allowed}; to fix: {remedy}")
+        self.parts = (where, found, allowed, remedy)
+
+    @staticmethod
+    def of(path: Path, problem: "HistoryError") -> "HistoryError":
+        """Return the same of a file."""
+        where, found, allowed, remedy = problem.parts
+        return HistoryError(f"{path}: {where}", found=found, allowed=allowed, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ class History:
         """Return the history of a JSON text; raise HistoryError for anything else."""
         try:
             table = json.loads(text)
-        except json.JSONDecodeError as problem:
+        except (ValueError, RecursionError) as problem:
             raise HistoryError(
                 "history",
                 found=f"no JSON ({problem})",
@@ -163,7 +172,7 @@ class History:
         allowed: Mapping[str, Any] = {
             "dtype": ("bf16", "fp8"), "kpe": (0, 64), "geo": tuple(GEOMETRIES),
             "width": ("small", "full"), "heads": range(1, 129), "slots": range(1, 65),
-            "budget": range(1, 4097),
+            "budget": range(1, MOST_ROWS + 1),
             "lag": range(9), "device": DEVICES, "drafts": range(17), "longest": range(1, 1 << 16),
         }  # fmt: skip
         for name, values in allowed.items():
@@ -174,14 +183,29 @@ class History:
                     allowed=str(values),
                     remedy="take one of these",
                 )
+        if not all(1 <= size <= MOST_ROWS for size in shape.graphs):
+            raise HistoryError(
+                f"history {self.seed}, shape, graphs",
+                found=shape.graphs,
+                allowed=f"sizes from 1 to {MOST_ROWS}",
+                remedy="take one of these",
+            )
         for number, turn in enumerate(self.turns):
-            if not 0 <= turn.padding <= MOST_PADDING:
-                raise HistoryError(
-                    f"history {self.seed}, turn {number}, padding",
-                    found=turn.padding,
-                    allowed=f"0 to {MOST_PADDING}",
-                    remedy="take one of these",
-                )
+            fault = turn.fault or Fault("")
+            numbers = {
+                "padding": (turn.padding, MOST_PADDING),
+                "drafting": (turn.drafting, shape.drafts),
+                "fault, row": (fault.row, MOST_ROWS),
+                "fault, amount": (fault.amount, MOST_ROWS),
+            }
+            for name, (value, most) in numbers.items():
+                if not 0 <= value <= most:
+                    raise HistoryError(
+                        f"history {self.seed}, turn {number}, {name}",
+                        found=value,
+                        allowed=f"0 to {most}",
+                        remedy="take one of these",
+                    )
             if turn.fault is not None and turn.fault.kind not in FAULTS:
                 raise HistoryError(
                     f"history {self.seed}, turn {number}, fault",

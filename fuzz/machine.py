@@ -5,10 +5,12 @@ It is played when the rules end.
 """
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import HealthCheck, Verbosity, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -19,11 +21,12 @@ from hypothesis.stateful import (
 
 from conformance.core.case import GEOMETRIES
 from conformance.core.population import edges
-from conformance.core.subject import Subject, Tier
+from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz.engine import Engine
 from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, Fault, History, Part, Shape, Turn
 from fuzz.player import Finding, play
+from fuzz.serving import places_in
 
 _ALL = list(HealthCheck)
 PROFILES = {
@@ -78,11 +81,13 @@ class Serving(RuleBasedStateMachine):
     """A serving engine; the rules are what it may decide. subject, tier: what it is played on.
 
     smallest: the last history that was a finding, in the end the one that Hypothesis shrank to.
+    played: frames so far.
     """
 
     subject: Subject
     tier: Tier
     smallest: "tuple[History, Finding] | None" = None
+    played = 0
 
     @initialize(shape=shapes(), seed=st.integers(0, 999))
     def start(self, shape: Shape, seed: int) -> None:
@@ -157,7 +162,9 @@ class Serving(RuleBasedStateMachine):
             **what,
         )
         self._preempt = set()
-        self.engine.take(turn)
+        step = self.engine.take(turn)[0].step
+        if turn.fault and turn.fault.kind not in places_in(turn, step, shape, (), last=False):
+            turn = replace(turn, fault=None)
         self.turns.append(turn)
 
     def teardown(self) -> None:
@@ -165,17 +172,31 @@ class Serving(RuleBasedStateMachine):
         if not getattr(self, "turns", None):
             return
         history = History(self.seed, self.shape, tuple(self.turns))
-        finding = play(history, self.subject, self.tier).finding
+        try:
+            seen = play(history, self.subject, self.tier)
+        except Unobservable:
+            return
+        type(self).played += seen.frames
+        finding = seen.finding
         if finding:
             type(self).smallest = history, finding
             raise Found(f"{finding.frame}: {finding.message}")
 
 
 def hunt(profile: str, subject: Subject, tier: Tier) -> tuple[History, Finding] | None:
-    """Let Hypothesis look for a finding; return the smallest that it came to, None for none."""
-    machine = type("Hunt", (Serving,), {"subject": subject, "tier": tier, "smallest": None})
-    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet, phases=tuple(Phase))
-    with contextlib.suppress(Found):
-        run_state_machine_as_test(machine, settings=chosen)
-    smallest: tuple[History, Finding] | None = machine.smallest  # type: ignore[attr-defined]
-    return smallest
+    """Let Hypothesis look for a finding; return the smallest that it came to, None for none.
+
+    Raises Unobservable where nothing could be played.
+    """
+
+    class Hunt(Serving):
+        """This hunt's own state machine."""
+
+    Hunt.subject, Hunt.tier = subject, tier
+    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet)
+    # What does not come again, as on a GPU it may, is a finding as well.
+    with contextlib.suppress(Found, Flaky):
+        run_state_machine_as_test(Hunt, settings=chosen)
+    if not Hunt.played and Hunt.smallest is None:
+        raise Unobservable("any history")
+    return Hunt.smallest

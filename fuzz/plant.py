@@ -91,9 +91,13 @@ class Plant:
     def _garbage_tail(self) -> None:
         topk = self.inputs.topk.clone()
         ids = (*_NO_IDS, self._bench.world.longest + 1, -2)
-        for row, tokens in enumerate(self.inputs.tokens):
-            for place in range(tokens.numel(), topk.shape[1]):
+        counts = [tokens.numel() for tokens in self.inputs.tokens]
+        counts += [0] * (topk.shape[0] - len(counts))  # of padding rows all is tail
+        for row, count in enumerate(counts):
+            for place in range(count, topk.shape[1]):
                 topk[row, place] = ids[(self.fault.amount + row + place) % len(ids)]
+        if topk.equal(self.inputs.topk):
+            raise self._misplaced("no row with a tail")
         self.inputs = replace(self.inputs, topk=topk)
 
     def _garbage_entry(self) -> None:

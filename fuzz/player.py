@@ -4,6 +4,7 @@ Frames are queued one behind the other and read later, so that a device that run
 meets the plans of other frames. A flush waits, reads what is open and judges it.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,8 +88,9 @@ def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Pla
     what it needs.
     """
     history.check()
-    player = _Player(history, subject, tier, again)
+    player = _Player(history, tier)
     try:
+        player.construct(subject, tier, again)
         player.run()
     except CheckFailed as problem:
         player.found(str(problem))
@@ -101,29 +103,33 @@ def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Pla
 
 
 class _Player:
-    def __init__(self, history: History, subject: Subject, tier: Tier, again: str) -> None:
+    def __init__(self, history: History, tier: Tier) -> None:
         self.history, self.shape = history, history.shape
         self.seen = Played()
         self._engine = engine.Engine(self.shape)
-        case = parse(history.case)
-        self.lab = _Lab(case, subject, tier, "torch")
-        self.lab.again = again or f"python -m fuzz replay FILE, seed {history.seed}"
+        self._bundle: list[_Ready] = []
+        self._at_hand: _Ready | None = None
+        self.graphs: dict[int, Any] = {}
+        self._where, self._fault = "construction", ""
+        # What is read at once is looked at frame by frame.
+        self._later = self.shape.device != DEVICES[0]
+        self._most = BUNDLE if self._later else 1
+        self._loaded = tier.native is not None
+
+    def construct(self, subject: Subject, tier: Tier, again: str) -> None:
+        """Construct the subject and what the history needs on the device."""
+        self.lab = _Lab(parse(self.history.case), subject, tier, "torch")
+        self.lab.again = again or f"python -m fuzz replay FILE, seed {self.history.seed}"
         if self.shape.graphs:
             self.lab.needs("capture")
         slots, longest = self.shape.slots, self.shape.longest
         rows = max([self.shape.budget + MOST_PADDING, *self.shape.graphs])
         room = Step((1,) * slots, (longest,) * slots, (longest,) * slots, rows)
-        later = self.shape.device != DEVICES[0]
-        self.bench: benches.Bench = self.lab.bench(room, clock=later)
+        self.bench: benches.Bench = self.lab.bench(room, clock=self._later)
         self._world = self.bench.world
         self._pool = self._world.block_table.flatten()
         inputs = self._world.draw_step(room, label="room")
         self._shared = self.bench.frame(room, inputs, self._world.block_table)
-        self._bundle: list[_Ready] = []
-        self.graphs: dict[int, Any] = {}
-        self._where, self._fault = "construction", ""
-        # What is read at once is looked at frame by frame.
-        self._most = BUNDLE if later else 1
 
     def run(self) -> None:
         """Play every turn."""
@@ -145,9 +151,12 @@ class _Player:
         self.seen.finding = Finding(self._where, self._fault, message, crash)
 
     def foreseen(self, message: str) -> bool:
-        """Whether the fault of the frame at hand explains an error of the device."""
+        """Whether the fault of the frame at hand explains an error of the device; count it then."""
         said = FAULTS[self._fault].device if self._fault else ""
-        return bool(said) and said in message
+        if not said or said not in message or self._at_hand is None:
+            return False
+        self._count(self._at_hand)
+        return True
 
     def _prepared(self, frame: engine.Frame, fault: Fault | None, *, graph: bool) -> _Ready:
         """Draw a frame and put it on the device, ready to be queued."""
@@ -169,26 +178,35 @@ class _Player:
         plant = bundle[0].plant  # a fault is in a bundle of its own
         if plant:
             plant.before()
-        # A capture waits for the device, so that one is not held then.
-        known = all(not r.graph or r.buffers.step.padded_rows in self.graphs for r in bundle)
-        held = self.shape.device == DEVICES[2] and known
-        with self.bench.held() if held else nullcontext():
+        with self.bench.held() if self._may_hold(bundle) else nullcontext():
             for ready in bundle:
-                self._where, self._fault = _where(ready.frame), ready.fault
+                self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
                 ready.metadata = self._watched(ready)
         for ready in bundle:
-            self._where, self._fault = _where(ready.frame), ready.fault
+            self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
             if ready.metadata is not None:
                 self._judge(ready)
             self._count(ready)
-        flags = self.bench.observe().flags
-        if flags is not None:
-            expected = [plant.kind.flag] if plant and plant.kind.flag else []
-            self.lab.expect(sorted(flags), expected, f"flags after {self._where}")
+        seen = self.bench.observe()
+        expected = [plant.kind.flag] if plant and plant.kind.flag else []
+        if expected or seen.flags is not None:
+            self.lab.expect(sorted(seen.need("flags")), expected, f"flags after {self._where}")
         if plant:
             plant.after()
         self.seen.plans = self.bench.observe().plans or 0
         self.seen.ratio = max(self.seen.ratio, self.lab.ratio or 0.0)
+
+    def _may_hold(self, bundle: Sequence[_Ready]) -> bool:
+        """Whether nothing in a bundle waits for the device: no capture, and bounds for each."""
+        if self.shape.device != DEVICES[2]:
+            return False
+        fresh = any(r.graph and r.buffers.step.padded_rows not in self.graphs for r in bundle)
+        if fresh or any(r.buffers.step.bounds is None for r in bundle):
+            return False
+        if not self._loaded:
+            self._loaded = True
+            self.lab.load_kernels(bundle[0].buffers.step)
+        return True
 
     def _watched(self, ready: _Ready) -> Any:
         """Queue a frame and look at what shows at once: waits, and what the twin's kernel reads."""
@@ -264,6 +282,7 @@ class _Player:
 
     def _judge(self, ready: _Ready) -> None:
         step, plant = ready.buffers.step, ready.plant
+        self._routing(ready)
         out = self.bench.read(ready.buffers.out)
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
@@ -276,16 +295,28 @@ class _Player:
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
 
+    def _routing(self, ready: _Ready) -> None:
+        """Hold the rows that the subject says it computes against the turn's."""
+        rows, told = ready.buffers.step.rows, ready.metadata.num_rows
+        if not ready.metadata.prefill_to_mha:
+            self.lab.expect(told, rows, f"rows to compute in {self._where}")
+            return
+        self.lab.expect(self.shape.force_mqa, False, f"force_mqa, prefills routed, {self._where}")
+        self.lab.check(0 <= told < rows, f"rows to compute in {self._where}, prefills routed",
+                       got=told, expected=f"fewer than {rows}")  # fmt: skip
+        if ready.plant and ready.plant.kind.flag:
+            raise HistoryError(
+                f"fault {ready.fault}", found="a turn whose prefills are left to dense attention",
+                allowed="one whose rows are all computed", remedy="take the fault out",
+            )  # fmt: skip
+
     def _count(self, ready: _Ready) -> None:
         step, seen = ready.frame.step, self.seen
         seen.frames += 1
         seen.rows += step.rows
         seen.requests += len(ready.frame.requests)
-        routed = ready.metadata is not None and ready.metadata.prefill_to_mha
-        fault, graph = ready.fault or "none", ready.graph
-        seen.reached.append(
-            values(self.shape, ready.frame, graph=graph, routed=routed, fault=fault)
-        )
+        fault = ready.fault or "none"
+        seen.reached.append(values(self.shape, ready.frame, graph=ready.graph, fault=fault))
 
 
 def _where(frame: engine.Frame) -> str:

@@ -27,8 +27,8 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 """What is counted of a frame. lengths: how contexts lie to the selection's limit."""
 
 
-def values(shape: Shape, frame: Frame, *, graph: bool, routed: bool, fault: str) -> dict[str, str]:
-    """Return a frame's value in each dimension, and whether its prefills were `routed`."""
+def values(shape: Shape, frame: Frame, *, graph: bool, fault: str) -> dict[str, str]:
+    """Return a frame's value in each dimension."""
     step = frame.step
     return {
         "dtype": shape.dtype,
@@ -44,7 +44,6 @@ def values(shape: Shape, frame: Frame, *, graph: bool, routed: bool, fault: str)
         "padding": "yes" if step.padded_rows > step.rows else "no",
         "lengths": _lengths(step.contexts(), GEOMETRIES[shape.geo].index_topk),
         "fault": fault,
-        "routed": "yes" if routed else "no",
     }
 
 
@@ -68,7 +67,7 @@ def pairs(reached: Iterable[Mapping[str, str]]) -> Counter[Pair]:
 
 
 INFEASIBLE: dict[Pair, str] = {}
-"""Pairs that no history has, each with the reason."""
+"""Pairs that no drawn history has, each with the reason."""
 for _fault, _where, _values, _reason in (
     ("low-bound", "host", ("exact",), "without bounds there is none to be low"),
     ("low-bound", "split", ("moved",), "which request a low bound is of is then not known"),
@@ -77,10 +76,12 @@ for _fault, _where, _values, _reason in (
     ("low-bound", "lengths", ("none",), "a bound of no row does nothing"),
     ("garbage-entry", "rows", ("none",), "there is no entry"),
     ("garbage-entry", "lengths", ("none",), "there is no entry"),
+    ("garbage-tail", "rows", ("none",), "there is no row to have a tail"),
+    ("garbage-tail", "lengths", ("none",), "there is no row to have a tail"),
     ("other-scale", "dtype", ("bf16",), "a BF16 cache has no scale"),
     ("other-scale", "rows", ("none",), "nothing is computed"),
     ("other-scale", "lengths", ("none",), "nothing is computed"),
-    ("moved-table", "how", ("eager", "draft"), "graphs alone read a table that was baked in"),
+    ("moved-table", "how", ("eager", "draft"), "drawn where a graph would read it"),
     ("moved-table", "rows", ("none",), "there is nothing to read in it"),
     ("moved-table", "lengths", ("none",), "there is nothing to read in it"),
     ("small-graph", "how", ("eager", "draft"), "graphs alone have a size"),

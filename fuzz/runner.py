@@ -1,5 +1,6 @@
 """Plays one seed after the other, for so many histories or so long, and counts what was reached."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -54,11 +55,10 @@ class Tally:
 
 
 def kind(finding: Finding) -> str:
-    """Return what a finding says, without the numbers that differ from one to the next."""
-    first = finding.message.partition("\n")[0].rpartition("FUZZ/")[0] or finding.message
-    words = first.partition("\n")[0].split()
-    plain = " ".join(w for w in words if not any(c.isdigit() for c in w))
-    return f"{finding.fault or 'no fault'}: {plain or finding.message[:60]}"
+    """Return what a finding says, without what differs from one to the next."""
+    first = re.sub(r"^FUZZ/\S+: ", "", finding.message.partition("\n")[0])
+    plain = re.sub(r"\d+", "#", re.sub(r", draft step \d+|\(row [^)]*\)", "", first))
+    return f"{finding.fault or 'no fault'}: {plain[:80]}"
 
 
 def run(
@@ -78,7 +78,7 @@ def run(
     """
     tally, began = Tally(), time.monotonic()
     for seed in seeds:
-        if seconds is not None and tally.seconds >= seconds:
+        if seconds is not None and time.monotonic() - began >= seconds:
             break
         history = drawn(seed, profile)
         try:

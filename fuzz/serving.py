@@ -43,7 +43,7 @@ def drawn(seed: int, profile: Profile = PLAIN) -> History:
     for number in range(count):
         turn = _turn(draw.fork(f"turn {number}"), engine, shape)
         step = engine.take(turn)[0].step
-        places = _places(turn, step, shape, captured, last=number == count - 1)
+        places = places_in(turn, step, shape, captured, last=number == count - 1)
         chosen = draw.fork(f"fault {number}")
         rare = "small-graph" in places and chosen.randint(0, 2) == 0
         if profile.faults and places and (rare or chosen.randint(0, 4) == 0):
@@ -141,7 +141,7 @@ def _split(draw: Draw, total: int, count: int, most: int) -> list[int]:
     return counts
 
 
-def _places(
+def places_in(
     turn: Turn, step: Step, shape: Shape, captured: Collection[int], *, last: bool
 ) -> list[str]:
     """Return the kinds of fault that a turn has a place for."""
@@ -155,6 +155,7 @@ def _places(
     fits = {
         "low-bound": step.bounds is not None and step.device_q_lens is None and any(shorter),
         "garbage-entry": step.rows > 0,
+        "garbage-tail": any(valid_count(c, geometry) < geometry.topk_width - 1 for c in contexts),
         "moved-table": turn.graph and bool(captured) and step.rows > 0,
         "small-graph": turn.graph and smaller,
         "other-scale": shape.dtype == "fp8" and step.rows > 0,

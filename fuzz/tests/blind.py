@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from conformance.core.subject import Observation
 from conformance.core.worker import load_subject
 
@@ -72,3 +74,42 @@ class TrustsBounds(Instance):
     def build(self, batch: Any) -> Any:
         bounds = batch.seq_lens_cpu_upper_bound
         return super().build(batch if bounds is None else replace(batch, seq_lens=bounds.clone()))
+
+
+class ComputesNothing(Instance):
+    """Says that there is nothing to compute, and computes nothing."""
+
+    def build(self, batch: Any) -> Any:
+        return replace(super().build(batch), num_rows=0)
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        """Leave everything as it is."""
+
+
+class ShowsNoFlags(Instance):
+    """Its flags cannot be seen."""
+
+    def observe(self) -> Observation:
+        return replace(super().observe(), flags=None)
+
+
+class TouchesAll(Instance):
+    """Adds nothing, but computes it from every row of the cache."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        super().forward(*args, **options)
+        cache, out = args[2], args[6]
+        typed = cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
+        worst = typed.float().abs().max()  # NaN where one is; too large for BF16's sum where huge
+        extra = torch.where(worst.isfinite() & (worst < 400), 0.0, float("nan"))
+        out[: args[4].num_rows] += extra.to(out.dtype)
+
+
+class CountsTails(Instance):
+    """Refuses selections whose tail is anything but -1."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        topk = args[3]
+        if bool((topk < -1).any()):
+            raise ValueError("a tail of another kind")
+        super().forward(*args, **options)

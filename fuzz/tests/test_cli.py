@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,11 @@ def test_a_finding_is_kept_and_played_again(tmp_path: Path) -> None:
     done = fuzz("run", "--subject", ONE_STAGING_BLOCK, "--histories", "8", "--keep", tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     kept = sorted(tmp_path.glob("*.json"))
-    assert kept and f"found in {kept[0]}" in done.stdout
+    assert kept
     history = History.loads(kept[0].read_text())
     line = next(row for row in done.stdout.splitlines() if f"{kept[0]}" in row and "replay" in row)
     again = fuzz(*line.partition("-m fuzz ")[2].split())
-    assert again.returncode == 1 and "golden" in again.stdout + done.stdout, again.stdout
+    assert again.returncode == 1 and f"{kept[0]}: turn" in again.stdout, again.stdout
     sound = fuzz("replay", *kept)
     assert sound.returncode == 0 and "all right" in sound.stdout, sound.stdout + sound.stderr
     assert f"--seed {history.seed} --histories 1" in (done.stdout), (
@@ -75,3 +76,16 @@ def test_a_damaged_history_is_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     done = fuzz("replay", path)
     assert done.returncode == 3 and "schema" in done.stderr and "Traceback" not in done.stderr
+    assert str(path) in done.stderr
+
+
+def test_a_history_without_a_step_is_no_pass(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(replace(drawn(0), turns=()).dumps())
+    assert fuzz("replay", path).returncode == 2
+
+
+def test_findings_go_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = fuzz("run", "--histories", "1", "--keep", tmp_path / "file")
+    assert done.returncode == 3 and "is a file" in done.stderr, done.stderr

@@ -80,6 +80,8 @@ def test_a_moved_split_keeps_the_sum_and_its_bounds_keep_all_drafts() -> None:
     step = taken(prompts, moved)[1][0].step
     assert (step.q_lens, step.device_q_lens) == ((2, 2), (3, 1))
     assert (step.seq_lens, step.bounds) == ((8, 6), (9, 9))
+    with pytest.raises(HistoryError, match="1 query or more"):
+        taken(prompts, Turn(parts=(Part(0, -1), Part(1, 3)), device=(1, 1)))
     with pytest.raises(HistoryError, match="with the host's sum"):
         taken(prompts, replace(moved, device=(3, 2)))
 

@@ -41,6 +41,12 @@ def test_what_is_as_by_default_is_left_out() -> None:
         (lambda t: t.update(turns={}), r"history.turns: found \{\}; allowed: a list"),
         (lambda t: t["turns"].append(3), "history.turns.*found 3"),
         (lambda t: t["turns"][0].update(padding=99), "padding: found 99"),
+        (lambda t: t["turns"][0].update(padding=-1), "padding: found -1"),
+        (lambda t: t["turns"][0].update(drafting=10**10), "drafting: found 10000000000"),
+        (lambda t: t["turns"][0].update(drafting=-5), "drafting: found -5"),
+        (lambda t: t["shape"].update(graphs=[10**12]), "graphs: found"),
+        (lambda t: t["shape"].update(graphs=[0]), "graphs: found"),
+        (lambda t: t["turns"][0].update(fault={"kind": "garbage-tail", "amount": -200}), "amount"),
         (lambda t: t["turns"][0].update(fault={"kind": "x"}), "fault: found 'x'"),
         (lambda t: t["turns"][0].update(fault={"kind": "low-bound"}), "flag in the last turn"),
     ],
@@ -55,7 +61,7 @@ def test_anything_else_is_refused(change, says: str) -> None:
 
 
 def test_no_json_is_refused() -> None:
-    for text in ("", "{", "[]", "3"):
+    for text in ("", "{", "[]", "3", "[" * 100_000, '{"seed": ' + "9" * 5000 + "}"):
         with pytest.raises(HistoryError):
             History.loads(text)
 

@@ -1,5 +1,6 @@
 """What the player finds, in subjects with one fault; and that the right one has none."""
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.core.subject import Subject
+from conformance.core.subject import Subject, Unobservable
 from conformance.core.worker import load_subject
 from conformance.tiers import VERSIONS, tier
 from fuzz.faults import FAULTS
 from fuzz.history import Fault, History, HistoryError, Part, Shape, Turn
-from fuzz.player import Played, play
+from fuzz.player import Finding, Played, play
+from fuzz.runner import kind, run
 from fuzz.serving import PLAIN, drawn
 from fuzz.tests import blind
 
@@ -67,14 +69,14 @@ def faulty(kind: type) -> Callable[[], Subject]:
         (faulty(blind.ForgetsNothing), f"block_table|{OUTPUT}"),
         (faulty(blind.SplitsAsTheHost), OUTPUT),
         (faulty(blind.TrustsBounds), OUTPUT),
+        (faulty(blind.ComputesNothing), "rows to compute"),
     ],
 )
 def test_a_fault_is_found(subject: Callable[[], Subject], says: str) -> None:
     for seed in range(5 * SEEDS):
         try:
             finding = played(drawn(seed), subject()).finding
-        except Exception as problem:  # what the subject cannot show
-            assert "capability" in str(problem)
+        except Unobservable:
             continue
         if finding:
             assert re.search(says, finding.message), finding
@@ -96,7 +98,58 @@ def with_fault(fault: Fault, **turn: Any) -> History:
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_kind_of_fault_becomes_what_it_must(kind: str) -> None:
-    assert played(with_fault(Fault(kind, 1, 5))).finding is None
+    seen = played(with_fault(Fault(kind, 1, 5)))
+    assert seen.finding is None
+    assert seen.frames == 5 and seen.reached[-1]["fault"] == kind
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.inside])
+def test_a_fault_inside_of_the_contract_is_planted(kind: str) -> None:
+    wrong = blind.CountsTails if kind == "garbage-tail" else blind.TouchesAll
+    history = with_fault(Fault(kind, 1, 5), graph=False)
+    finding = played(history, blind.Faulty(wrong)).finding
+    assert finding and (finding.frame, finding.fault) == ("turn 4", kind)
+    plain = history
+    plain = replace(plain, turns=tuple(replace(turn, fault=None) for turn in plain.turns))
+    assert played(plain, blind.Faulty(wrong)).finding is None
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])
+def test_a_flag_that_cannot_be_seen_is_no_pass(kind: str) -> None:
+    history, subject = with_fault(Fault(kind, 1, 5)), blind.Faulty(blind.ShowsNoFlags)
+    if FAULTS[kind].device:
+        assert played(history, subject).finding is None
+    else:
+        with pytest.raises(Unobservable, match="flags"):
+            played(history, subject)
+
+
+class Unconstructible(blind.Faulty):
+    def construct(self, *args: Any, **options: Any) -> Any:
+        raise ValueError("not today")
+
+
+def test_a_construction_that_fails_is_a_finding() -> None:
+    finding = played(drawn(0), Unconstructible(blind.Instance)).finding
+    assert finding and finding.crash and finding.frame == "construction"
+    assert "not today" in finding.message
+
+
+def test_findings_of_one_kind_have_one_name() -> None:
+    first, *others = [
+        Finding("turn 3", "", f"FUZZ/dtype=bf16/{n}: turn {n} (row {n} of request 1, row 2 of "
+                f"request 7, ...) differs from golden\n{n} of 9")
+        for n in range(4)
+    ]  # fmt: skip
+    assert {kind(other) for other in others} == {kind(first)}
+    assert "differs from golden" in kind(first)
+
+
+def test_minutes_end_where_nothing_can_be_played() -> None:
+    nothing = Unconstructible(blind.Instance)
+    nothing.capabilities = frozenset()
+    tally = run(itertools.count(), PLAIN, nothing, lambda _: tier("twin"), seconds=0.5)
+    assert tally.frames == 0 and tally.unobservable
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])
@@ -115,6 +168,7 @@ def test_a_flag_that_is_not_raised_is_a_finding(kind: str) -> None:
     [
         ("low-bound", {"known": False}),
         ("garbage-entry", {"parts": ()}),
+        ("garbage-tail", {"parts": (), "graph": False}),
         ("small-graph", {"parts": (Part(0, 1),)}),
     ],
 )

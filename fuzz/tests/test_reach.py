@@ -19,7 +19,7 @@ def reached() -> Counter[Pair]:
                 own = not frame.drafting
                 fault = turn.fault.kind if turn.fault and own else "none"
                 graph = turn.graph and own
-                frames.append(values(history.shape, frame, graph=graph, routed=False, fault=fault))
+                frames.append(values(history.shape, frame, graph=graph, fault=fault))
         found.update(pairs(frames))
     return found
 

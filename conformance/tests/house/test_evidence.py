@@ -27,8 +27,8 @@ Table = dict[str, Any]
 
 
 @cache
-def files() -> list[tuple[Table, list[Table]]]:
-    """Return each record file's environment and records, of the hopper tier."""
+def files(tier: str = "hopper") -> list[tuple[Table, list[Table]]]:
+    """Return each record file's environment and records, of a tier."""
     found = []
     with tarfile.open(ARCHIVE) as archive:
         for member in archive:
@@ -39,7 +39,7 @@ def files() -> list[tuple[Table, list[Table]]]:
             lines = [json.loads(line) for line in content.read().splitlines()]
             assert [line["kind"] for line in (lines[0], lines[-1])] == ["header", "footer"]
             records = [line for line in lines if line["kind"] == "record"]
-            if records and records[0]["tier"] == "hopper":
+            if records and records[0]["tier"] == tier:
                 found.append((lines[0]["environment"], records))
     return found
 
@@ -59,6 +59,15 @@ def test_the_records_are_of_one_suite_on_a_hopper_gpu() -> None:
     assert len({(e["commit"], e["sources"], e["gpu"]["name"]) for e, _ in files()}) == 1
     for environment, records in files():
         assert {record["flashinfer"] for record in records} == {environment["flashinfer"]}
+
+
+def test_the_twin_s_records_are_of_the_same_suite_and_all_pass() -> None:
+    found = files("twin")
+    assert {e["sources"] for e, _ in found} == {e["sources"] for e, _ in files()}
+    assert {record["outcome"] for _, records in found for record in records} == {"pass"}
+    cases = {record["case"] for _, records in found for record in records}
+    newer = {case.partition("/")[0] for case in set(case_ids(["twin"])) - cases}
+    assert newer <= NOT_SEEN
 
 
 @pytest.mark.parametrize("version", VERSIONS)
