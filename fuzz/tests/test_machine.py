@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 
 from conformance.core.worker import load_subject
 from conformance.tiers import tier
@@ -12,14 +11,6 @@ from fuzz.history import History
 from fuzz.machine import hunt
 from fuzz.player import Played
 from fuzz.tests import blind
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_nothing_is_found_in_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from conformance.core.subject import Subject, Unobservable
 from conformance.core.worker import load_subject
@@ -25,14 +24,6 @@ SHAPE = Shape(
     dtype="fp8", kpe=64, heads=16, geo="serve", width="small", slots=3, budget=64, longest=200,
     drafts=3, lag=1, graphs=(4, 12), force_mqa=False, device="at once",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def played(history: History, subject: Subject | None = None) -> Played:
