@@ -183,6 +183,13 @@ class SparseMLABackend:
                 allowed="metadata of the newest build",
                 remedy="run a step's forwards before the next build, or keep one builder each",
             )
+        if not capturing and self.runtime.stream() != metadata.state.stream:
+            raise errors.OrderError(
+                "stream",
+                found="another one than the build's",
+                allowed="the stream that this metadata was built on",
+                remedy="build and forward a step on one stream; the next build may change it",
+            )
         rows = q_nope.shape[0] if q_nope.dim() == 3 else 0
         heads, ckv, kpe = config.num_heads, config.head_dim_ckv, config.head_dim_kpe
         wanted = [

@@ -55,7 +55,8 @@ def routes_prefill_to_mha(config: SparseMLAConfig, largest_prefill_bound: int) -
 class SparseMLABuilder:
     """Owns the plan state of one attention group and refreshes it every step.
 
-    Not thread-safe: build and the forwards of its metadata belong to one thread and one stream.
+    Not thread-safe. A build and the forwards of its metadata belong to one stream, which forward
+    sees to; a later build may be on another, and then queues behind the one before.
     """
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, engine: Engine) -> None:

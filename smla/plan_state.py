@@ -5,7 +5,8 @@ length into a schedule built on the host; `update` plans from row bounds, with s
 while it covers them, and clamps it to the device's exact lengths, so a step never waits for the
 device.
 
-Not thread-safe: all calls come from one thread at a time and all work goes to one stream.
+Not thread-safe: all calls come from one thread at a time. A step's build and its forwards go to one
+stream; the next step may go to another, which then queues behind the former one.
 """
 
 import logging
@@ -55,7 +56,7 @@ class PlanState:
     live: int32 [1], rows of the newest plan. flags: int32 [1], bits of `smla.flags.Flag`, set by
     kernels and never cleared by them.
     captures: what captured forwards have baked in.
-    serial: number of updates so far; metadata of an older one is refused.
+    serial: number of updates so far; metadata of an older one is refused. stream: of the newest.
     """
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, engine: Engine) -> None:
@@ -64,6 +65,7 @@ class PlanState:
         self.stats = PlanStats()
         self.captures = Captures()
         self.serial = 0
+        self.stream = runtime.stream()
         rows, width = config.max_tokens, config.topk_width
         int32 = torch.int32
         # One copy brings the first schedule and kv_indptr.
@@ -146,6 +148,10 @@ class PlanState:
                 allowed=f"at most max_tokens = {self.config.max_tokens}",
                 remedy="split the batch, or construct with a larger max_tokens",
             )
+        stream = self.runtime.stream()
+        if stream != self.stream:
+            self.runtime.follow(self.stream)
+            self.stream = stream
         reused = not exact and self._covers(lengths)
         if reused:
             self.serial += 1

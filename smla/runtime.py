@@ -72,6 +72,12 @@ class Runtime(Protocol):
     def synchronize(self) -> None:
         """Wait for all queued work."""
 
+    def stream(self) -> Any:
+        """Return the stream that work is queued on from here; equal for the same one."""
+
+    def follow(self, stream: Any) -> None:
+        """Queue what comes behind all that stands on another stream; does not wait."""
+
     def capturing(self) -> bool:
         """Return whether a graph capture is on."""
 
@@ -165,6 +171,12 @@ class CudaRuntime:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        self.stream().wait_stream(stream)
+
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
@@ -214,6 +226,7 @@ class CpuRuntime:
         self.num_sms = num_sms
         self.kernels = kernels
         self._recording: _Recording | None = None
+        self._stream = 0
 
     def _queue(self, call: Callable[[], None]) -> None:
         if self._recording is None:
@@ -263,6 +276,21 @@ class CpuRuntime:
 
     def synchronize(self) -> None:
         return
+
+    def stream(self) -> int:
+        return self._stream
+
+    def follow(self, stream: int) -> None:
+        return
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Pretend another stream in the `with` block; what it queues still runs at once."""
+        self._stream += 1
+        try:
+            yield
+        finally:
+            self._stream -= 1
 
     def capturing(self) -> bool:
         return self._recording is not None

@@ -125,6 +125,16 @@ class Bench:
         if self._scale is not None:
             self.write(self._scale, torch.tensor([value], dtype=torch.float32))
 
+    def aside(self) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued on another stream."""
+        if self.tier.native is None:
+            return torch.cuda.stream(torch.cuda.Stream())
+        aside = getattr(self.runtime, "aside", None)
+        if aside is None:
+            raise Unobservable("streams")
+        other: AbstractContextManager[Any] = aside()
+        return other
+
     @property
     def can_block(self) -> bool:
         """Whether a device can be held: not where a subject runs at once on the twin."""

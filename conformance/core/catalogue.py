@@ -144,7 +144,7 @@ _ALL = (
     _same("ROB-3", 6, "Malformed selections and tables are an error that changes nothing."),
     _same("ROB-4", 28, "Malformed caches and scales are an error that changes nothing."),
     _same("ROB-5", 8, "A configuration that cannot work is an error at construction."),
-    _same("ROB-6", 3, "Calls out of order are an error that changes nothing."),
+    _same("ROB-6", 4, "Calls out of order are an error that changes nothing."),
     _same("READ-E", 40, "Inputs are only read: no forward, captured or not, changes one."),
     _same("DRAFT-1", 32, "Draft steps share one state, their lengths moved on the device alone."),
     _same("DRAFT-2", 36, "Verification is right for any pattern of accepted drafts."),

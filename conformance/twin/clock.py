@@ -7,7 +7,7 @@ hot path exist on a CPU, and one seed replays one history.
 
 Copies from host memory follow CUDA (Runtime API, "API synchronization behavior"): pinned memory is
 read when the copy executes, pageable memory when it is issued, and above 64 KiB the issuer waits
-first. One stream, and one thread: nothing here is thread-safe.
+first. One queue, whatever the stream, and one thread: nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Clock:
         self._recording: Recording | None = None
         self._error: Exception | None = None
         self._observed = True
+        self._stream = 0
 
     # Memory
 
@@ -213,6 +214,24 @@ class Clock:
             yield
         finally:
             self._observed = before
+
+    # Streams
+
+    def stream(self) -> int:
+        """The stream that work is queued on from here."""
+        return self._stream
+
+    def follow(self, stream: int) -> None:
+        """Queue behind another stream: one queue always does."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Name another stream in the `with` block."""
+        self._stream += 1
+        try:
+            yield
+        finally:
+            self._stream -= 1
 
     # Graphs
 

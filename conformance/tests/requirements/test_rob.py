@@ -80,6 +80,7 @@ NAMES: Mapping[str, str] = {
     "stale": "metadata",
     "fewer": "q_nope|out",
     "other": "q_nope",
+    "aside": "stream",
 }
 """What a refusal must name, by the first word of the case's `how`: one of the words between '|'."""
 
@@ -230,7 +231,7 @@ def test_a_configuration_that_cannot_work_is_refused(lab: Lab) -> None:
     lab.check(found in message, "refusal", got=message or "none", expected=f"one naming {found}")
 
 
-@requirement("ROB-6", how=("stale-metadata", "fewer-rows", "other-heads"))
+@requirement("ROB-6", how=("stale-metadata", "fewer-rows", "other-heads", "aside"))
 def test_calls_out_of_order_change_nothing(lab: Lab) -> None:
     how, refusals = lab.case["how"], Refusals(lab)
     bench, inputs = refusals.bench, refusals.inputs
@@ -238,6 +239,10 @@ def test_calls_out_of_order_change_nothing(lab: Lab) -> None:
     if how == "stale-metadata":
         bench.build(replace(refusals.step, bounds=(150, 150, 150)))
         refusals.refuse(lambda: forward(refusals, stale), how)
+        return
+    if how == "aside":
+        with bench.aside():
+            refusals.refuse(lambda: forward(refusals, stale), how)
         return
     device = bench.runtime.device
     q_nope, q_pe = inputs.q_nope.to(device), inputs.q_pe.to(device)
