@@ -18,13 +18,15 @@ class Frame:
     """A step of the device. requests: of each row of the batch, by number.
 
     table: blocks of each of them, numbers of the pool; what stands behind a request's own is
-    others'. turn: its place in the history. drafting: which draft step it is, 0 the turn's own.
+    others'. turn: its place in the history. decodes: how many of its requests decode, the first
+    ones. drafting: which draft step it is, 0 the turn's own.
     """
 
     step: Step
     requests: tuple[int, ...]
     table: tuple[tuple[int, ...], ...]
     turn: int
+    decodes: int
     drafting: int = 0
 
 
@@ -129,7 +131,7 @@ class Engine:
         )  # fmt: skip
         step = step if turn.known else replace(step, bounds=None)
         numbers = tuple(part.request for part in turn.parts)
-        return Frame(step, numbers, self._table(numbers), self.turns)
+        return Frame(step, numbers, self._table(numbers), self.turns, decodes)
 
     def _move(
         self, part: Part, request: _Request, count: int, hope: int, is_decode: bool, drafting: int
@@ -156,7 +158,8 @@ class Engine:
             tuple(request.hoped + ahead for request in requests),
             len(requests),
         )
-        return Frame(step, tuple(numbers), self._table(numbers), self.turns, ahead)
+        table, count = self._table(numbers), len(numbers)
+        return Frame(step, tuple(numbers), table, self.turns, count, ahead)
 
     def _table(self, numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         pool = self.shape.slots * self._row

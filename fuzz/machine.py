@@ -25,8 +25,8 @@ from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz.engine import Engine
 from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, Fault, History, Part, Shape, Turn
+from fuzz.places import DENSE, places_in
 from fuzz.player import Finding, play
-from fuzz.serving import places_in
 
 _ALL = list(HealthCheck)
 PROFILES = {
@@ -67,7 +67,7 @@ def shapes(draw: Any) -> Shape:
         geo=geo,
         width="small",
         slots=slots,
-        budget=rows + draw(st.integers(0, 40)),
+        budget=rows + draw(st.integers(0, 40) | st.just(DENSE + 40)),
         longest=3 * geometry.index_topk + geometry.index_kpool + 8 * (1 + drafts) + 64,
         drafts=drafts,
         lag=draw(st.integers(0, 3)),
@@ -75,6 +75,17 @@ def shapes(draw: Any) -> Shape:
         force_mqa=draw(st.booleans()),
         device=draw(st.sampled_from(DEVICES)),
     )
+
+
+def _moved(data: st.DataObject, counts: list[int], most: int) -> list[int]:
+    """Draw another split of the same rows: some pass from one request to the next."""
+    split = list(counts)
+    for giver in range(len(split) - 1):
+        room = min(split[giver] - 1, most - split[giver + 1])
+        passed = data.draw(st.integers(0, max(room, 0)))
+        split[giver] -= passed
+        split[giver + 1] += passed
+    return split
 
 
 class Serving(RuleBasedStateMachine):
@@ -126,17 +137,39 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data(), kind=st.sampled_from(_INSIDE), amount=st.integers(0, 9))
     def plant(self, data: st.DataObject, kind: str, amount: int) -> None:
         """A turn with a fault inside of the contract."""
-        self._turn(data, fault=Fault(kind, amount=amount), graph=data.draw(st.booleans()))
+        self._turn(data, fault=Fault(kind, amount, amount), graph=data.draw(st.booleans()))
 
-    def _turn(self, data: st.DataObject, *, graph: bool = False, **what: Any) -> None:
+    @precondition(lambda self: bool(self.engine.running))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        """A turn with which a request ends."""
+        self._turn(data, finish=(data.draw(st.sampled_from(self.engine.running)),))
+
+    @precondition(lambda self: self.shape.drafts > 0)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        """A turn whose draft budget the device distributes anew."""
+        self._turn(data, moved=True, graph=data.draw(st.booleans()))
+
+    def _turn(
+        self,
+        data: st.DataObject,
+        *,
+        graph: bool = False,
+        finish: tuple[int, ...] = (),
+        moved: bool = False,
+        **what: Any,
+    ) -> None:
         shape, engine, requests = self.shape, self.engine, self.engine.requests
         full = {n for n in engine.running if requests[n].tokens > self.room} - self._preempt
         kept = [n for n in engine.running if n not in self._preempt | full]
-        parts = []
-        for number in kept:
-            if requests[number].decoding and data.draw(st.booleans()):
-                queries = data.draw(st.integers(1, 1 + shape.drafts))
-                parts.append(Part(number, queries, data.draw(st.integers(0, queries - 1))))
+        decoding = [n for n in kept if requests[n].decoding and data.draw(st.booleans())]
+        counts = [data.draw(st.integers(1, 1 + shape.drafts)) for _ in decoding]
+        split = _moved(data, counts, 1 + shape.drafts) if moved else counts
+        parts = [
+            Part(number, count, data.draw(st.integers(0, true - 1)))
+            for number, count, true in zip(decoding, counts, split, strict=True)
+        ]
         left = {n: requests[n].tokens - requests[n].done for n in kept if not requests[n].decoding}
         left |= {n: requests[n].tokens for n in requests if n not in kept and n not in full}
         arrive: list[int] = []
@@ -157,13 +190,15 @@ class Serving(RuleBasedStateMachine):
             arrive=tuple(arrive),
             preempt=tuple(sorted(self._preempt)),
             parts=tuple(parts),
-            finish=tuple(sorted(full)),
+            device=tuple(split) if split != counts else (),
+            finish=tuple(sorted(full | (set(finish) & set(kept)))),
             graph=graph and rows <= max(shape.graphs, default=-1),
             **what,
         )
         self._preempt = set()
         step = self.engine.take(turn)[0].step
-        if turn.fault and turn.fault.kind not in places_in(turn, step, shape, (), last=False):
+        places = places_in(turn, step, shape, (), None, last=False)
+        if turn.fault and turn.fault.kind not in places:
             turn = replace(turn, fault=None)
         self.turns.append(turn)
 

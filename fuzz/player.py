@@ -42,7 +42,10 @@ class Finding:
 
 @dataclass
 class Played:
-    """What was seen of a history. plans: made; ratio: the worst error over its bound."""
+    """What was seen of a history. plans: made; ratio: the worst error over its bound.
+
+    unplanted: why faults were left out: what the subject does not offer to notice.
+    """
 
     frames: int = 0
     rows: int = 0
@@ -50,20 +53,25 @@ class Played:
     plans: int = 0
     ratio: float = 0.0
     finding: Finding | None = None
+    unplanted: list[str] = field(default_factory=list)
     reached: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass
 class _Ready:
-    """A frame with buffers of its own on the device. table: int32 [requests, blocks], physical."""
+    """A frame with buffers of its own on the device. table: int32 [requests, blocks], physical.
+
+    metadata: the subject's, None where it was refused as it must be. dummy: no engine made it.
+    """
 
     frame: engine.Frame
     inputs: StepInputs
     table: Tensor
     buffers: benches.Frame
-    graph: bool
-    plant: Plant | None
+    graph: bool = False
+    plant: Plant | None = None
     metadata: Any = None
+    dummy: bool = False
 
     @property
     def fault(self) -> str:
@@ -109,6 +117,7 @@ class _Player:
         self._engine = engine.Engine(self.shape)
         self._bundle: list[_Ready] = []
         self._at_hand: _Ready | None = None
+        self._latest: _Ready | None = None
         self.graphs: dict[int, Any] = {}
         self._where, self._fault = "construction", ""
         # What is read at once is looked at frame by frame.
@@ -128,6 +137,7 @@ class _Player:
         self.bench: benches.Bench = self.lab.bench(room, clock=self._later)
         self._world = self.bench.world
         self._pool = self._world.block_table.flatten()
+        self._width = self._world.block_table.shape[1]
         inputs = self._world.draw_step(room, label="room")
         self._shared = self.bench.frame(room, inputs, self._world.block_table)
 
@@ -139,12 +149,16 @@ class _Player:
                 if fault:
                     self._flush()
                 self._where, self._fault = _where(frame), fault.kind if fault else ""
+                if fault and fault.kind == "warm-up":
+                    self._bundle.append(self._dummy(frame))
                 self._bundle.append(
                     self._prepared(frame, fault, graph=turn.graph and not frame.drafting)
                 )
                 if fault or len(self._bundle) >= self._most:
                     self._flush()
         self._flush()
+        same = self.bench.cache_bytes().equal(self._world.raw)
+        self.lab.expect(same, True, "whether the cache is as it was")
 
     def found(self, message: str, *, crash: bool = False) -> None:
         """Note what went wrong."""
@@ -166,16 +180,40 @@ class _Player:
         plant = None
         step, given = frame.step, inputs
         if fault:
-            plant = Plant(fault, self.lab, self.bench, frame.step, inputs, tuple(self.graphs))
+            plant = self._planted(fault, frame, inputs)
+        if plant:
             step, given = plant.step, plant.inputs
-        return _Ready(frame, inputs, table, self.bench.frame(step, given, table), graph, plant)
+        buffers = self.bench.frame(step, given, table)
+        if plant and plant.is_("untold-split"):
+            buffers = replace(buffers, batch=replace(buffers.batch, adaptive=False))
+        return _Ready(frame, inputs, table, buffers, graph, plant)
+
+    def _planted(self, fault: Fault, frame: engine.Frame, inputs: StepInputs) -> Plant | None:
+        before = self._latest.frame.step if self._latest else None
+        graphs, drafts = tuple(self.graphs), self.shape.drafts
+        try:
+            return Plant(fault, self.lab, self.bench, frame.step, inputs, graphs, before, drafts)
+        except Unobservable as problem:
+            self.seen.unplanted.append(f"{fault.kind}: {problem}")
+            return None
+
+    def _dummy(self, frame: engine.Frame) -> _Ready:
+        """Make what engines warm up with: requests of one token, all of them in slot 0."""
+        count = min(self.shape.slots, len(frame.requests))
+        ones = (1,) * count
+        step, table = Step(ones, ones, ones, count), torch.zeros_like(self._pool[:count, None])
+        table = table.to(torch.int32).expand(-1, self._width).contiguous()
+        self._world.block_table = table
+        inputs = self._world.draw_step(step, label=f"{frame.turn} warm-up")
+        owner = replace(frame, step=step, requests=frame.requests[:count])
+        return _Ready(owner, inputs, table, self.bench.frame(step, inputs, table), dummy=True)
 
     def _flush(self) -> None:
         """Queue all frames that are ready, wait for them, and judge them."""
         if not self._bundle:
             return
         bundle, self._bundle = self._bundle, []
-        plant = bundle[0].plant  # a fault is in a bundle of its own
+        plant = bundle[-1].plant  # a fault is in a bundle of its own, a dummy before it perhaps
         if plant:
             plant.before()
         with self.bench.held() if self._may_hold(bundle) else nullcontext():
@@ -186,9 +224,14 @@ class _Player:
             self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
             if ready.metadata is not None:
                 self._judge(ready)
-            self._count(ready)
+            else:
+                written = int(self.bench.written(self.bench.read(ready.buffers.out)).sum())
+                self.lab.expect(written, 0, f"elements written by the refused {self._where}")
+            if not ready.dummy:
+                self._count(ready)
+        self._latest = bundle[-1] if bundle[-1].metadata is not None else None
         seen = self.bench.observe()
-        expected = [plant.kind.flag] if plant and plant.kind.flag else []
+        expected = plant.flags if plant else []
         if expected or seen.flags is not None:
             self.lab.expect(sorted(seen.need("flags")), expected, f"flags after {self._where}")
         if plant:
@@ -220,29 +263,45 @@ class _Player:
         if clock is not None and bounded:
             self.lab.expect(clock.waits - waits, 0, f"waits for the device in {self._where}")
         if log is not None and metadata is not None:
-            valid = self.bench.valid(ready.frame.step)[: metadata.num_rows]
+            valid = ready.plant.valid() if ready.plant else self.bench.valid(ready.frame.step)
+            valid = valid[: metadata.num_rows]
             self.lab.expect(log.behind(valid), [], f"reads behind the valid entries, {self._where}")
             self.lab.expect(log.foreign_slots(), [], f"reads outside of the cache, {self._where}")
         return metadata
 
     def _queue(self, ready: _Ready) -> Any:
         """Build and queue a frame; return its metadata, None where it was refused as it must be."""
-        buffers = self._copied(ready)
+        said = ready.plant.kind.error if ready.plant else ""
         try:
-            metadata = self.bench.instance.build(buffers.batch)
+            metadata = self._step(ready)
         except Exception as problem:
-            error = ready.plant.kind.error if ready.plant else ""
-            if not error or error not in str(problem):
+            if not said or said not in str(problem):
                 raise
             return None
-        if ready.plant and ready.plant.kind.error:
-            said = ready.plant.kind
-            self.lab.check(False, said.sentence, got="no error", expected=f"one of {said.error}")
+        if ready.plant and said:
+            kind = ready.plant.kind
+            self.lab.check(False, kind.sentence, got="no error", expected=f"one of {said}")
+        return metadata
+
+    def _step(self, ready: _Ready) -> Any:
+        """Build and queue a frame as it stands; return its metadata."""
+        buffers, plant = self._copied(ready), ready.plant
+        if plant and plant.is_("skipped-plan") and self._latest:
+            metadata = self._latest.metadata
+        else:
+            metadata = self.bench.instance.build(buffers.batch)
         if not ready.graph:
-            self.bench.launch(buffers, metadata)
+            layer = plant.layer if plant else None
+            if layer and layer.first:
+                layer.bench.launch(layer.buffers, metadata)
+            aside = plant is not None and plant.is_("second-stream")
+            with self.bench.aside() if aside else nullcontext():
+                self.bench.launch(buffers, metadata)
+            if layer and not layer.first:
+                layer.bench.launch(layer.buffers, metadata)
             return metadata
         size = buffers.step.padded_rows
-        size = ready.plant.graph_size(size) if ready.plant else size
+        size = plant.graph_size(size) if plant else size
         if size not in self.graphs:
             with self.bench.runtime.capture() as recorded:
                 self.bench.launch(self._shared_rows(buffers, size), metadata)
@@ -266,7 +325,7 @@ class _Player:
             own, mine = mine, self._shared_rows(mine, size)
             for name in ("q_nope", "q_pe", "topk", "out"):
                 self.bench.later(getattr(mine, name).copy_, getattr(own, name))
-        if ready.plant and ready.plant.moves_table:
+        if ready.plant and ready.plant.is_("moved-table"):
             return mine
         batch = mine.batch
         for name in names:
@@ -286,24 +345,54 @@ class _Player:
         out = self.bench.read(ready.buffers.out)
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
-        if kept:
-            self._world.block_table = ready.table
-            exact = self._world.golden(ready.frame.step, ready.inputs, split=None, rows=kept)
-            owners = [ready.frame.requests[i] for i in ready.frame.step.row_requests]
-            told = ", ".join(f"row {row} of request {owners[row]}" for row in kept[:8])
-            self.lab.golden(self.bench, out[kept], exact, f"{self._where} ({told}, ...)")
+        self._world.block_table = ready.table
+        self._against_golden(self.bench, ready, ready.inputs, out, kept, self._where)
+        layer = plant.layer if plant else None
+        if layer:
+            layer.bench.world.block_table = ready.table
+            second = self.bench.read(layer.buffers.out)
+            where = f"{self._where}, second layer"
+            self._against_golden(layer.bench, ready, layer.inputs, second, kept, where)
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
 
+    def _against_golden(
+        self,
+        bench: benches.Bench,
+        ready: _Ready,
+        inputs: StepInputs,
+        out: Tensor,
+        kept: Sequence[int],
+        where: str,
+    ) -> None:
+        if not kept:
+            return
+        exact = bench.world.golden(ready.frame.step, inputs, split=None, rows=kept)
+        owners = [ready.frame.requests[i] for i in ready.frame.step.row_requests]
+        told = ", ".join(f"row {row} of request {owners[row]}" for row in kept[:8])
+        self.lab.golden(bench, out[kept], exact, f"{where} ({told}, ...)")
+
     def _routing(self, ready: _Ready) -> None:
-        """Hold the rows that the subject says it computes against the turn's."""
-        rows, told = ready.buffers.step.rows, ready.metadata.num_rows
+        """Hold the rows that the subject says it computes against the turn's.
+
+        Left to dense attention may be prefills behind, all of them or from one on, if each of those
+        attends to all it has.
+        """
+        step, told = ready.buffers.step, ready.metadata.num_rows
         if not ready.metadata.prefill_to_mha:
-            self.lab.expect(told, rows, f"rows to compute in {self._where}")
+            self.lab.expect(told, step.rows, f"rows to compute in {self._where}")
             return
         self.lab.expect(self.shape.force_mqa, False, f"force_mqa, prefills routed, {self._where}")
-        self.lab.check(0 <= told < rows, f"rows to compute in {self._where}, prefills routed",
-                       got=told, expected=f"fewer than {rows}")  # fmt: skip
+        frame, topk = ready.frame, self.bench.config.geometry.index_topk
+        ends = [sum(step.q_lens[:count]) for count in range(len(step.q_lens) + 1)]
+        lengths = step.seq_lens
+        allowed = [
+            end
+            for count, end in enumerate(ends)
+            if count >= frame.decodes and end < step.rows and max(lengths[count:]) <= topk
+        ]
+        self.lab.check(told in allowed, f"rows to compute in {self._where}, prefills routed",
+                       got=told, expected=f"one of {allowed}")  # fmt: skip
         if ready.plant and ready.plant.kind.flag:
             raise HistoryError(
                 f"fault {ready.fault}", found="a turn whose prefills are left to dense attention",

@@ -8,6 +8,7 @@ from conformance.core.case import GEOMETRIES
 from fuzz.engine import Frame
 from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, Shape
+from fuzz.places import may_be_dense
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "dtype": ("bf16", "fp8"),
@@ -22,9 +23,12 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "rows": ("none", "one", "several"),
     "padding": ("no", "yes"),
     "lengths": ("none", "below", "above", "both"),
+    "prefill": ("none", "sparse", "dense", "forced"),
     "fault": ("none", *FAULTS),
 }
-"""What is counted of a frame. lengths: how contexts lie to the selection's limit."""
+"""What is counted of a frame. lengths: how contexts lie to the selection's limit. prefill: dense
+where some is long enough for dense attention and selects all it has; forced: where it may not.
+"""
 
 
 def values(shape: Shape, frame: Frame, *, graph: bool, fault: str) -> dict[str, str]:
@@ -43,8 +47,20 @@ def values(shape: Shape, frame: Frame, *, graph: bool, fault: str) -> dict[str, 
         "rows": ("none", "one", "several")[min(step.rows, 2)],
         "padding": "yes" if step.padded_rows > step.rows else "no",
         "lengths": _lengths(step.contexts(), GEOMETRIES[shape.geo].index_topk),
+        "prefill": _prefill(shape, frame),
         "fault": fault,
     }
+
+
+def _prefill(shape: Shape, frame: Frame) -> str:
+    step = frame.step
+    if frame.decodes == len(frame.requests):
+        return "none"
+    bounds = step.seq_lens if step.bounds is None else step.bounds
+    topk = GEOMETRIES[shape.geo].index_topk
+    if may_be_dense(step) and max(bounds[frame.decodes :]) <= topk:
+        return "forced" if shape.force_mqa else "dense"
+    return "sparse"
 
 
 def _lengths(contexts: Sequence[int], topk: int) -> str:
@@ -68,50 +84,77 @@ def pairs(reached: Iterable[Mapping[str, str]]) -> Counter[Pair]:
 
 INFEASIBLE: dict[Pair, str] = {}
 """Pairs that no drawn history has, each with the reason."""
-for _fault, _where, _values, _reason in (
-    ("low-bound", "host", ("exact",), "without bounds there is none to be low"),
-    ("low-bound", "split", ("moved",), "which request a low bound is of is then not known"),
-    ("low-bound", "rows", ("none",), "a bound of no row does nothing"),
-    ("low-bound", "geo", ("tiny",), "no valid count there exceeds the slack"),
-    ("low-bound", "lengths", ("none",), "a bound of no row does nothing"),
-    ("garbage-entry", "rows", ("none",), "there is no entry"),
-    ("garbage-entry", "lengths", ("none",), "there is no entry"),
-    ("garbage-tail", "rows", ("none",), "there is no row to have a tail"),
-    ("garbage-tail", "lengths", ("none",), "there is no row to have a tail"),
-    ("other-scale", "dtype", ("bf16",), "a BF16 cache has no scale"),
-    ("other-scale", "rows", ("none",), "nothing is computed"),
-    ("other-scale", "lengths", ("none",), "nothing is computed"),
-    ("moved-table", "how", ("eager", "draft"), "drawn where a graph would read it"),
-    ("moved-table", "rows", ("none",), "there is nothing to read in it"),
-    ("moved-table", "lengths", ("none",), "there is nothing to read in it"),
-    ("small-graph", "how", ("eager", "draft"), "graphs alone have a size"),
-    ("small-graph", "rows", ("none", "one"), "the smallest graph has a row"),
-    ("small-graph", "lengths", ("none",), "the smallest graph has a row"),
-    *(
-        (_name, "how", ("draft",), "faults are planted in an engine's own steps")
-        for _name in ("garbage-tail", "nan-elsewhere", "inf-elsewhere", "huge-elsewhere",
-                      "low-bound", "garbage-entry", "other-scale")
-    ),
+
+_NO_ROW = (("rows", "none"), ("lengths", "none"))
+_FEW = (*_NO_ROW, ("rows", "one"))
+_FLAGS = [name for name, kind in FAULTS.items() if kind.flag]
+for _fault, _values, _reason in (
+    ("low-bound", (("host", "exact"),), "without bounds there is none to be low"),
+    ("low-bound", (("split", "moved"),), "which request a low bound is of is then not known"),
+    ("low-bound", (("geo", "tiny"),), "no valid count there exceeds the slack"),
+    ("low-bound", _NO_ROW, "a bound of no row does nothing"),
+    ("stale-bounds", (("host", "exact"),), "without bounds there is none to be stale"),
+    ("stale-bounds", _NO_ROW, "a bound of no row does nothing"),
+    ("late-frame", _FEW, "there is no other request to stay right"),
+    ("warm-up", _NO_ROW, "drawn before a step that shows what it left"),
+    ("layers", _NO_ROW, "nothing is computed"),
+    ("layers", (("how", "graph"),), "what a graph captured is one layer"),
+    ("untold-split", (("host", "exact"),), "the host reads the split back"),
+    ("untold-split", (("split", "moved"),), "it is told there"),
+    ("untold-split", (("geo", "tiny"),), "no valid count there exceeds the slack"),
+    ("untold-split", _FEW, "there is nothing to move"),
+    ("skipped-plan", (("how", "graph"),), "drawn where a metadata object is passed"),
+    ("skipped-plan", _NO_ROW, "there is no entry to be missed"),
+    ("garbage-entry", _NO_ROW, "there is no entry"),
+    ("garbage-tail", _NO_ROW, "there is no row to have a tail"),
+    ("other-scale", (("dtype", "bf16"),), "a BF16 cache has no scale"),
+    ("other-scale", _NO_ROW, "nothing is computed"),
+    ("moved-table", (("how", "eager"),), "drawn where a graph would read it"),
+    ("moved-table", _NO_ROW, "there is nothing to read in it"),
+    ("small-graph", (("how", "eager"),), "graphs alone have a size"),
+    ("small-graph", _FEW, "the smallest graph has a row"),
+    ("second-stream", _NO_ROW, "nothing is queued"),
+    ("second-stream", (("how", "graph"),), "the engine replays it, not the subject"),
+    ("over-capacity", (("how", "graph"),), "no graph is that large"),
+    *((_name, (("how", "draft"),), "faults are planted in an engine's own steps")
+      for _name in FAULTS),
+    *((_name, (("prefill", "dense"), ("prefill", "forced")), "drawn where all rows are computed")
+      for _name in _FLAGS),
 ):  # fmt: skip
     for _value in _values:
-        INFEASIBLE[((_where, _value), ("fault", _fault))] = _reason
-for _one, _other, _reason in (
-    (("how", "draft"), ("host", "exact"), "draft steps come with bounds"),
-    (("how", "draft"), ("split", "moved"), "each request has one row"),
-    (("how", "draft"), ("rows", "none"), "there is none then"),
-    (("how", "draft"), ("padding", "yes"), "they are not padded"),
-    (("how", "draft"), ("lengths", "none"), "each row has a context"),
-    (("split", "moved"), ("rows", "none"), "there is nothing to move"),
-    (("split", "moved"), ("rows", "one"), "there is nothing to move"),
-    (("split", "moved"), ("lengths", "none"), "there is nothing to move"),
-    (("rows", "none"), ("lengths", "below"), "no row, no length"),
-    (("rows", "none"), ("lengths", "above"), "no row, no length"),
-    (("rows", "none"), ("lengths", "both"), "no row, no length"),
-    (("rows", "one"), ("lengths", "none"), "a row has a length"),
-    (("rows", "several"), ("lengths", "none"), "a row has a length"),
-    (("rows", "one"), ("lengths", "both"), "one row has one length"),
-):
-    INFEASIBLE[(_one, _other)] = _reason
+        INFEASIBLE[(_value, ("fault", _fault))] = _reason
+_SHORT_GEOS = [(("geo", geo), ("prefill", value)) for geo in DIMENSIONS["geo"] if geo != "wide"
+               for value in ("dense", "forced")]  # fmt: skip
+for _pair, _reason in (
+    ((("how", "draft"), ("host", "exact")), "draft steps come with bounds"),
+    ((("how", "draft"), ("split", "moved")), "each request has one row"),
+    ((("how", "draft"), ("rows", "none")), "there is none then"),
+    ((("how", "draft"), ("padding", "yes")), "they are not padded"),
+    ((("how", "draft"), ("lengths", "none")), "each row has a context"),
+    *(((("how", "draft"), ("prefill", _p)), "they are decodes")
+      for _p in ("sparse", "dense", "forced")),
+    ((("split", "moved"), ("rows", "none")), "there is nothing to move"),
+    ((("split", "moved"), ("rows", "one")), "there is nothing to move"),
+    ((("split", "moved"), ("lengths", "none")), "there is nothing to move"),
+    ((("rows", "none"), ("lengths", "below")), "no row, no length"),
+    ((("rows", "none"), ("lengths", "above")), "no row, no length"),
+    ((("rows", "none"), ("lengths", "both")), "no row, no length"),
+    *(((("rows", "none"), ("prefill", _p)), "no row, no prefill")
+      for _p in ("sparse", "dense", "forced")),
+    *(((("lengths", "none"), ("prefill", _p)), "no row, no prefill")
+      for _p in ("sparse", "dense", "forced")),
+    *(((("rows", "one"), ("prefill", _p)), "they have more rows") for _p in ("dense", "forced")),
+    ((("rows", "one"), ("lengths", "none")), "a row has a length"),
+    ((("rows", "several"), ("lengths", "none")), "a row has a length"),
+    ((("rows", "one"), ("lengths", "both")), "one row has one length"),
+    *((_pair, "more than 128 tokens, all of them selected: in geometry wide alone")
+      for _pair in _SHORT_GEOS),
+    *(((("heads", "above"), ("prefill", _p)), "only few heads make dense attention pay so early")
+      for _p in ("dense", "forced")),
+    ((("lengths", "above"), ("prefill", "dense")), "its rows' lengths begin below"),
+    ((("lengths", "above"), ("prefill", "forced")), "its rows' lengths begin below"),
+):  # fmt: skip
+    INFEASIBLE[_pair] = _reason
 
 
 def possible() -> set[Pair]:

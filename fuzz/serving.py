@@ -3,17 +3,20 @@
 The engine model runs along, so that every decision is one that can be made.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.core.case import GEOMETRIES, Step, valid_count
-from conformance.core.catalogue import PLAN_SLACK
+from conformance.core.case import GEOMETRIES, Step
 from conformance.core.population import edges
 from fuzz.engine import Engine
 from fuzz.faults import FAULTS
-from fuzz.history import DEVICES, Fault, History, Part, Shape, Turn
+from fuzz.history import DEVICES, MOST_PADDING, Fault, History, Part, Shape, Turn
+from fuzz.places import DENSE, places_in
 from golden import Draw
+
+RARE = ("small-graph", "low-bound", "untold-split", "skipped-plan")
+"""Kinds that seldom have a place."""
 
 GEOS = ("serve", "serve", "tiny", "flat", "odd", "pool", "wide")
 _HEADS = (16, 16, 1, 8, 64, 65, 128)
@@ -39,21 +42,37 @@ def drawn(seed: int, profile: Profile = PLAIN) -> History:
     draw = Draw(f"serving {seed}")
     shape = replace(_shape(draw.fork("shape")), **dict(profile.shape))
     engine, turns, captured = Engine(shape), [], set[int]()
+    before: Step | None = None
     count = draw.fork("turns").randint(max(profile.turns // 2, 1), profile.turns + 1)
     for number in range(count):
         turn = _turn(draw.fork(f"turn {number}"), engine, shape)
-        step = engine.take(turn)[0].step
-        places = places_in(turn, step, shape, captured, last=number == count - 1)
-        chosen = draw.fork(f"fault {number}")
-        rare = "small-graph" in places and chosen.randint(0, 2) == 0
-        if profile.faults and places and (rare or chosen.randint(0, 4) == 0):
-            fault = Fault(chosen.choice(places), chosen.randint(0, 64), chosen.randint(0, 64))
-            drafting = 0 if FAULTS[fault.kind].flag else turn.drafting
+        frames = engine.take(turn)
+        step = frames[0].step
+        places = places_in(turn, step, shape, captured, before, last=number == count - 1)
+        before = frames[-1].step
+        kind = _kind(draw.fork(f"fault {number}"), places) if profile.faults else ""
+        if kind:
+            chosen = draw.fork(f"fault {number} where")
+            fault = Fault(kind, chosen.randint(0, 64), chosen.randint(0, 64))
+            drafting = 0 if FAULTS[kind].flag else turn.drafting
             turn = replace(turn, fault=fault, drafting=drafting)
+            before = None if FAULTS[kind].error else before
         elif turn.graph:
             captured.add(step.padded_rows)
         turns.append(turn)
     return History(seed, shape, tuple(turns))
+
+
+def _kind(draw: Draw, places: Sequence[str]) -> str:
+    """Return the fault to plant, of those that have a place; empty for none.
+
+    A flag may be raised in a history's last turn alone, so there one is, nearly always.
+    """
+    flagged = [name for name in places if FAULTS[name].flag]
+    if flagged and draw.randint(0, 6):
+        rare = [name for name in flagged if name in RARE]
+        return draw.choice(rare if rare and draw.randint(0, 2) else flagged)
+    return draw.choice(places) if places and draw.randint(0, 4) == 0 else ""
 
 
 def _shape(draw: Draw) -> Shape:
@@ -63,19 +82,23 @@ def _shape(draw: Draw) -> Shape:
     drafts = draw.choice((0, 1, 2, 3, 5))
     longest = 3 * geometry.index_topk + geometry.index_kpool + draw.randint(0, 40)
     rows = slots * (1 + drafts)
-    graphs = tuple(sorted({draw.randint(1, rows + 1), rows, rows + draw.randint(0, 9)}))
+    heads = draw.choice(_HEADS)
+    # Where a prompt can be long enough for dense attention and short enough to be all selected.
+    dense = geometry.index_topk > DENSE and heads <= 32 and draw.randint(0, 2) == 0
+    budget = rows + (DENSE + 40 if dense else draw.choice((0, 3, 12, 40)))
+    graphs = {draw.randint(1, rows + 1), rows, rows + draw.randint(0, 9), *([budget] * dense)}
     return Shape(
         dtype=draw.choice(("bf16", "fp8")),
         kpe=draw.choice((0, 64)),
-        heads=draw.choice(_HEADS),
+        heads=heads,
         geo=geo,
         width="small",
         slots=slots,
-        budget=rows + draw.choice((0, 3, 12, 40)),
+        budget=budget,
         longest=max(longest, 64 + 4 * drafts),
         drafts=drafts,
         lag=draw.choice((0, 1, 1, 2, 4)),
-        graphs=graphs if draw.randint(0, 3) else (),
+        graphs=tuple(sorted(graphs)) if draw.randint(0, 3) else (),
         force_mqa=draw.choice((False, True)),
         device=draw.choice(DEVICES),
     )
@@ -115,7 +138,7 @@ def _turn(draw: Draw, engine: Engine, shape: Shape) -> Turn:
         finish=(*full, *(n for n in decodes if draw.randint(0, 14) == 0)),
         drafting=draw.randint(1, shape.drafts + 1) if drafting else 0,
         graph=graph,
-        padding=0 if graph else draw.choice((0, 0, 1, 5)),
+        padding=0 if graph else draw.choice((0, 0, 1, 5, MOST_PADDING)),
         known=draw.randint(0, 10) > 0,
     )
 
@@ -124,7 +147,7 @@ def _decodes(draw: Draw, numbers: Sequence[int], drafts: int) -> tuple[list[Part
     """Draw the decodes' parts; and how the device distributed their rows, empty for as told."""
     counts = [1 + draw.randint(0, drafts + 1) for _ in numbers]
     device: list[int] = []
-    if numbers and drafts and draw.randint(0, 4) == 0:
+    if numbers and drafts and draw.randint(0, 3) == 0:
         counts = [draw.randint(1, drafts + 2)] * len(numbers)
         device = _split(draw, sum(counts), len(numbers), 1 + drafts)
     true = device or counts
@@ -139,28 +162,3 @@ def _split(draw: Draw, total: int, count: int, most: int) -> list[int]:
         fitting = [i for i, n in enumerate(counts) if n < most]
         counts[draw.choice(fitting)] += 1
     return counts
-
-
-def places_in(
-    turn: Turn, step: Step, shape: Shape, captured: Collection[int], *, last: bool
-) -> list[str]:
-    """Return the kinds of fault that a turn has a place for."""
-    geometry, contexts, owners = GEOMETRIES[shape.geo], step.contexts(), step.row_requests
-    shorter = [
-        context > step.q_lens[owner] + PLAN_SLACK
-        for context, owner in zip(contexts, owners, strict=True)
-        if valid_count(context, geometry) == context
-    ]
-    smaller = any(size < step.rows for size in captured)
-    fits = {
-        "low-bound": step.bounds is not None and step.device_q_lens is None and any(shorter),
-        "garbage-entry": step.rows > 0,
-        "garbage-tail": any(valid_count(c, geometry) < geometry.topk_width - 1 for c in contexts),
-        "moved-table": turn.graph and bool(captured) and step.rows > 0,
-        "small-graph": turn.graph and smaller,
-        "other-scale": shape.dtype == "fp8" and step.rows > 0,
-    }
-    ours = [name for name, kind in FAULTS.items() if last or not kind.flag]
-    found = [name for name in ours if fits.get(name, True)]
-    # What rarely has a place gets it more often than the others.
-    return found + 4 * [name for name in found if name in ("small-graph", "low-bound")]

@@ -6,6 +6,7 @@ own fits in without touching a test: what the bench waits for, no clock counts.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,6 +179,10 @@ class Bench:
         """Replace the cache's bytes."""
         self.write(self._storage, raw)
 
+    def cache_bytes(self) -> Tensor:
+        """Return a host copy of the cache's bytes as they are on the device."""
+        return self.read(self._storage)
+
     def set_table(self, table: Tensor) -> None:
         """Replace the block table that the subject is given, not the one that is true."""
         self.write(self._table, table)
@@ -244,6 +249,17 @@ class Bench:
     def launch(self, frame: Frame, metadata: Any) -> None:
         """Queue the forward of a frame that has been built."""
         self._forward(frame.q_nope, frame.q_pe, frame.topk, metadata, frame.out)
+
+    def layer(self, k_scale: float) -> "Bench":
+        """Return a second layer's bench: the same instance and cache bytes, another scale."""
+        other = copy(self)
+        other.config = replace(self.config, k_scale=k_scale)
+        other.world = copy(self.world)
+        other.world.config = other.config
+        if self._scale is not None:
+            other._scale = self.runtime.empty((1,), torch.float32)
+            other.set_scale(k_scale)
+        return other
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """Queue device work of the engine around the subject: plain torch on its tensors."""

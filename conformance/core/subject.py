@@ -124,7 +124,8 @@ class Subject(Protocol):
 
     capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
     wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
-    (takes the cache's scale on the device, too), `clock` (queues through a given runtime; without
+    (takes the cache's scale on the device, too), `one-stream` (refuses a forward on another stream
+    than its build), `clock` (queues through a given runtime; without
     it the subject runs on the twin at once, and what waits is asked of its observations).
 
     A subject may also have `version`, a string (PEP 440), which records name and the ledger of

@@ -131,7 +131,9 @@ class SmlaSubject:
 
     name = "smla"
     version = smla.__version__
-    capabilities = frozenset({"bf16", "fp8", "capture", "native", "mha", "scale-check", "clock"})
+    capabilities = frozenset(
+        {"bf16", "fp8", "capture", "native", "mha", "scale-check", "one-stream", "clock"}
+    )
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
         try:

@@ -107,8 +107,9 @@ class Wrapper:
             lengths = self.runtime.read(batch.seq_lens)
         contexts = steps.contexts_of(starts, lengths)
         rows = contexts.numel()
-        if rows > self._config.max_tokens:
-            raise ValueError(f"{rows} rows; max_tokens is {self._config.max_tokens}")
+        most, padded = self._config.max_tokens, batch.num_padded_tokens
+        if max(rows, padded) > most:
+            raise ValueError(f"{rows} rows, {padded} padded; max_tokens is {most}")
         if exact:
             self._plan(steps.valid_of(contexts, geometry), batch.num_padded_tokens)
             self._planned = None
@@ -146,6 +147,9 @@ class Wrapper:
     def _plan(self, lengths: Tensor, padded: int) -> None:
         """Plan rows of these lengths, in as many schedules as hold them, and queue the copies."""
         live, runtime = lengths.numel(), self.runtime
+        if not live and not self._info:  # a capture needs a plan-info, and no rows give none
+            self._plan(torch.ones(1, dtype=torch.int32), 1)
+            self._plans = 0
         if self._style.reads_back:
             self._queue(steps.extremes, self._indices[:-1], self._extremes)
             low, high = runtime.read(self._extremes).tolist()

@@ -113,3 +113,58 @@ class CountsTails(Instance):
         if bool((topk < -1).any()):
             raise ValueError("a tail of another kind")
         super().forward(*args, **options)
+
+
+class RefusesLooseBounds(Instance):
+    """Takes no bound that is more than a few tokens above the truth."""
+
+    def build(self, batch: Any) -> Any:
+        bounds = batch.seq_lens_cpu_upper_bound
+        if bounds is not None and bool((bounds - batch.seq_lens.cpu() > 4).any()):
+            raise ValueError("a loose bound")
+        return super().build(batch)
+
+
+class WritesSlotZero(Instance):
+    """Writes the cache's first row where the block table is all zeros, as a warm-up may."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        super().forward(*args, **options)
+        if not bool(args[4].block_table.any()):
+            args[2][0, 0] = 0
+
+
+class OneScale(Instance):
+    """Keeps the first scale of a build, and the first queries, for all its layers."""
+
+    first: Any = None
+
+    def build(self, batch: Any) -> Any:
+        self.first = None
+        return super().build(batch)
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        self.first = self.first or args[5]
+        options.pop("device_k_scale", None)
+        super().forward(*args[:5], self.first, *args[6:], **options)
+
+
+class AnyStream(Instance):
+    """Takes a forward on any stream for one on the build's."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        state = args[4].state
+        state.stream = self.runtime.stream()
+        super().forward(*args, **options)
+
+
+class ForgetsToPlan(Instance):
+    """Builds only when the number of rows is another one than before."""
+
+    rows, metadata = -1, None
+
+    def build(self, batch: Any) -> Any:
+        rows = int(batch.query_start_loc_cpu[-1])
+        if rows != self.rows:
+            self.rows, self.metadata = rows, super().build(batch)
+        return self.metadata

@@ -61,6 +61,9 @@ def faulty(kind: type) -> Callable[[], Subject]:
         (faulty(blind.SplitsAsTheHost), OUTPUT),
         (faulty(blind.TrustsBounds), OUTPUT),
         (faulty(blind.ComputesNothing), "rows to compute"),
+        (faulty(blind.AnyStream), "another stream than the build"),
+        (faulty(blind.ForgetsToPlan), OUTPUT),
+        (faulty(blind.WritesSlotZero), "whether the cache is as it was|differs from golden"),
     ],
 )
 def test_a_fault_is_found(subject: Callable[[], Subject], says: str) -> None:
@@ -75,28 +78,54 @@ def test_a_fault_is_found(subject: Callable[[], Subject], says: str) -> None:
     raise AssertionError("not found")
 
 
+EAGER = {"graph": False}
+PLACES: dict[str, dict[str, Any]] = {
+    "layers": EAGER,
+    "second-stream": EAGER,
+    "over-capacity": EAGER,
+    "skipped-plan": {"parts": (Part(1, 1), Part(0, 1)), **EAGER},
+}
+"""What the last turn must be, where it is not a graph of four rows of each request."""
+
+
 def with_fault(fault: Fault, **turn: Any) -> History:
-    """A history in which every kind of fault has a place in the last turn."""
+    """A history in whose last turn the kind of fault has a place."""
     graphs = [Turn(parts=(Part(0, 1), Part(1, 1)), graph=True) for _ in range(2)]
+    eager = Turn(parts=(Part(0, 1), Part(1, 1)), padding=2)
+    last = {"parts": (Part(0, 4), Part(1, 4)), "graph": True, **PLACES.get(fault.kind, {}), **turn}
+    last.setdefault(
+        "padding", 0 if last["graph"] or last["parts"] != (Part(1, 1), Part(0, 1)) else 2
+    )
     turns = (
-        Turn((60, 50), parts=(Part(0, 32), Part(1, 32))),
-        Turn(parts=(Part(0, 28), Part(1, 18))),
+        Turn((60, 12), parts=(Part(0, 32), Part(1, 12))),
+        Turn(parts=(Part(1, 1), Part(0, 28))),
         *graphs,
-        Turn(**{"parts": (Part(0, 4), Part(1, 4)), "graph": True, **turn}, fault=fault),
+        *([eager] if fault.kind == "skipped-plan" else []),
+        Turn(**last, fault=fault),
     )
     return History(3, SHAPE, turns)
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_kind_of_fault_becomes_what_it_must(kind: str) -> None:
-    seen = played(with_fault(Fault(kind, 1, 5)))
+    history = with_fault(Fault(kind, 1, 5))
+    seen = played(history)
     assert seen.finding is None
-    assert seen.frames == 5 and seen.reached[-1]["fault"] == kind
+    assert seen.frames == len(history.turns) and seen.reached[-1]["fault"] == kind
+
+
+PLANTED: dict[str, type] = {
+    "garbage-tail": blind.CountsTails,
+    "stale-bounds": blind.RefusesLooseBounds,
+    "warm-up": blind.WritesSlotZero,
+    "layers": blind.OneScale,
+}
+"""Subjects that show that a fault is planted; if none is named, one that reads the whole cache."""
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.inside])
 def test_a_fault_inside_of_the_contract_is_planted(kind: str) -> None:
-    wrong = blind.CountsTails if kind == "garbage-tail" else blind.TouchesAll
+    wrong = PLANTED.get(kind, blind.TouchesAll)
     history = with_fault(Fault(kind, 1, 5), graph=False)
     finding = played(history, blind.Faulty(wrong)).finding
     assert finding and (finding.frame, finding.fault) == ("turn 4", kind)

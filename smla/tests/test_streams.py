@@ -25,7 +25,7 @@ def test_a_forward_on_another_stream_than_its_build_is_refused_and_writes_nothin
 @pytest.mark.parametrize("moves", [0, 1, 2])
 def test_a_build_on_another_stream_follows_the_former_once(moves, monkeypatch):
     bench = workbench()
-    followed = []
+    followed: list[int] = []
     monkeypatch.setattr(bench.runtime, "follow", followed.append)
     bench.builder.build(bench.batch())
     for _ in range(moves):

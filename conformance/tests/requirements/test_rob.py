@@ -241,6 +241,7 @@ def test_calls_out_of_order_change_nothing(lab: Lab) -> None:
         refusals.refuse(lambda: forward(refusals, stale), how)
         return
     if how == "aside":
+        lab.needs("one-stream")
         with bench.aside():
             refusals.refuse(lambda: forward(refusals, stale), how)
         return
