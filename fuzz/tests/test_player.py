@@ -49,7 +49,7 @@ def faulty(kind: type) -> Callable[[], Subject]:
 @pytest.mark.parametrize(
     ("subject", "says"),
     [
-        (upstream("PaddedPlan"), OUTPUT),
+        (upstream("PaddedPlan"), f"leave the int workspace|{OUTPUT}"),
         (upstream("OneStagingBlock"), f"reach query row|{OUTPUT}"),
         (upstream("RefusesPaddedRows"), "the plan has"),
         (upstream("StalePlan"), OUTPUT),
