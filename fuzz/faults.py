@@ -14,13 +14,11 @@ class Kind:
     sentence: what is done. flag: which flag the device must raise, "" for none. error: part of the
     message of the error that the host must raise, "" for none. With neither, every row stays right
     but those of the request that the fault is about.
-    device: part of the message of a device's error, where that may stand for the flag.
     """
 
     sentence: str
     flag: str = ""
     error: str = ""
-    device: str = ""
 
     @property
     def inside(self) -> bool:
@@ -56,7 +54,6 @@ FAULTS = {
     "small-graph": Kind(
         "A graph is replayed that was captured for fewer rows than are live.",
         flag="rows_beyond_forward",
-        device="work items reach query row",  # the twin knows where a tensor ends
     ),
     "other-scale": Kind(
         "The cache's scale on the device is no longer the one that was given.",

@@ -18,7 +18,6 @@ from conformance.core.inputs import StepInputs
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz import engine
-from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
 from fuzz.plant import Plant
 from fuzz.reach import values
@@ -105,8 +104,7 @@ def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Pla
     except (HistoryError, Unobservable):
         raise
     except Exception as problem:
-        if not player.foreseen(str(problem)):
-            player.found(f"{type(problem).__name__}: {problem}", crash=True)
+        player.found(f"{type(problem).__name__}: {problem}", crash=True)
     return player.seen
 
 
@@ -116,7 +114,6 @@ class _Player:
         self.seen = Played()
         self._engine = engine.Engine(self.shape)
         self._bundle: list[_Ready] = []
-        self._at_hand: _Ready | None = None
         self._latest: _Ready | None = None
         self.graphs: dict[int, Any] = {}
         self._where, self._fault = "construction", ""
@@ -164,14 +161,6 @@ class _Player:
         """Note what went wrong."""
         self.seen.finding = Finding(self._where, self._fault, message, crash)
 
-    def foreseen(self, message: str) -> bool:
-        """Whether the fault of the frame at hand explains an error of the device; count it then."""
-        said = FAULTS[self._fault].device if self._fault else ""
-        if not said or said not in message or self._at_hand is None:
-            return False
-        self._count(self._at_hand)
-        return True
-
     def _prepared(self, frame: engine.Frame, fault: Fault | None, *, graph: bool) -> _Ready:
         """Draw a frame and put it on the device, ready to be queued."""
         table = self._pool[torch.tensor(frame.table, dtype=torch.int64)].to(torch.int32)
@@ -218,10 +207,10 @@ class _Player:
             plant.before()
         with self.bench.held() if self._may_hold(bundle) else nullcontext():
             for ready in bundle:
-                self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
+                self._where, self._fault = _where(ready.frame), ready.fault
                 ready.metadata = self._watched(ready)
         for ready in bundle:
-            self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
+            self._where, self._fault = _where(ready.frame), ready.fault
             if ready.metadata is not None:
                 self._judge(ready)
             else:

@@ -104,7 +104,7 @@ class SparseMLABackend:
         lengths, its rows up to those, and its block table, which must be the same tensor,
         refilled (build refuses another one while captures are known). The other tensors passed
         here are baked in with their addresses. A replay for a build of more rows than were
-        captured sets Flag.ROWS_BEYOND_FORWARD.
+        captured sets Flag.ROWS_BEYOND_FORWARD and computes nothing: it has no room for them.
         """
         config, state, runtime = self.config, metadata.state, self.runtime
         capturing = runtime.capturing()
@@ -126,7 +126,9 @@ class SparseMLABackend:
             state.slots,
             state.counts,
             state.live,
+            state.schedules[0].words,
             state.flags,
+            layout=self.engine.layout,
             rows=rows,
             num_blocks=cache.num_blocks,
             block_size=config.block_size,

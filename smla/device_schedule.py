@@ -12,8 +12,8 @@ from smla.runtime import Runtime
 class DeviceSchedule:
     """The int workspace that FlashInfer's kernel reads, at an address that never changes.
 
-    workspace: uint8 [staged bytes]. rest: int32 [extra] right behind it, which a plan's one copy
-    fills too.
+    workspace: uint8 [staged bytes]; words: the same as int32. rest: int32 [extra] right behind it,
+    which a plan's one copy fills too.
     """
 
     def __init__(
@@ -24,10 +24,12 @@ class DeviceSchedule:
         self._block = runtime.zeros((self._staged + 4 * extra,), torch.uint8)
         self.workspace = self._block[: self._staged]
         self.rest = self._block[self._staged :].view(torch.int32)
-        self._words = self.workspace.view(torch.int32)
-        # kv_end and kv_len as planned; kept apart because each clamp overwrites them in place.
-        saved = runtime.zeros((2, engine.layout.capacity), torch.int32)
-        self._planned_kv_end, self._planned_kv_len = saved[0], saved[1]
+        self.words = self.workspace.view(torch.int32)
+        # As planned; kept apart because what runs on the device overwrites them in place.
+        capacity, launch = engine.layout.capacity, sum(map(len, engine.layout.launch_words))
+        saved = runtime.zeros((2 * capacity + launch,), torch.int32)
+        self._planned_kv_end, self._planned_kv_len = saved[:capacity], saved[capacity:][:capacity]
+        self._planned_launch = saved[2 * capacity :]
         self._most_works = 0
         self._fresh = False
 
@@ -75,9 +77,10 @@ class DeviceSchedule:
         """Queue the clamp of every work item to what its row sees."""
         clamp(
             self._runtime,
-            self._words,
+            self.words,
             self._planned_kv_end,
             self._planned_kv_len,
+            self._planned_launch,
             row_context,
             flags,
             layout=self._engine.layout,

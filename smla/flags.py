@@ -21,8 +21,8 @@ class Flag(enum.IntFlag):
 
     ROWS_BEYOND_FORWARD = 8
     """A forward covered fewer rows than the newest plan has: a graph captured for a smaller batch
-    was replayed. Rows behind it were computed from stale selections, into whatever memory follows
-    the captured tensors."""
+    was replayed. It computed nothing, for its tensors have no room; the next build mends the
+    schedule."""
 
     SCALE_CHANGED = 16
     """The cache's scale on the device is not the one a forward was given (or captured with)."""

@@ -41,7 +41,8 @@ def memory_estimate(config: SparseMLAConfig, num_sms: int = 132) -> MemoryEstima
     layout = ScheduleLayout(config.num_heads, num_sms, config.head_dim_ckv)
     rows, width = config.max_tokens, config.topk_width
     schedules = layout.most_schedules(rows)
-    per_schedule = layout.staged_bytes + 2 * layout.capacity * _INT32
+    saved = 2 * layout.capacity + sum(map(len, layout.launch_words))
+    per_schedule = layout.staged_bytes + saved * _INT32
     return MemoryEstimate(
         schedules=schedules * per_schedule,
         float_workspace=layout.float_bytes,

@@ -104,6 +104,15 @@ class ScheduleLayout:
         return self.offsets[name] // 4
 
     @property
+    def launch_words(self) -> tuple[range, range]:
+        """Indices, seen as int32, of the words that let a launch do anything: which packed rows it
+        merges, and which work items each cluster runs. With all of them 0 it does nothing."""
+        merges = range(self.at("merge_packed_offset_start"), self.at("merge_packed_offset_end"))
+        merges = range(merges.start, merges.stop + self.num_sms)
+        works = self.at("work_indptr")
+        return merges, range(works, works + self.num_clusters + 1)
+
+    @property
     def num_works_at(self) -> int:
         """Index of the number of works (the last used entry of work_indptr) seen as int32."""
         return self.at("work_indptr") + self.num_clusters

@@ -130,6 +130,11 @@ _ALL = (
     _same("GRAPH-4", 16, "Graphs of several sizes share one plan state."),
     _same("GRAPH-5", 12, "A replay follows rows that leave for dense attention, and return."),
     _same("GRAPH-6", 30, "What changes before a replay changes its output; nothing else does."),
+    _same(
+        "GRAPH-7",
+        16,
+        "A replay for more rows than were captured is flagged, and touches nothing behind its own.",
+    ),
     _same("MHA-3", 12, "Up to topk tokens of context, dense and sparse attention are the same."),
     _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),
     _same("MHA-2", 12, "Decode rows do not depend on where the prefill rows go."),

@@ -69,6 +69,22 @@ def clamp(
         current.view(torch.int32)[at[name] // 4 : at[name] // 4 + capacity] = ended[name]
 
 
+def stop(
+    live: Tensor, rows: int, current: Tensor, at: Mapping[str, int], clusters: int, num_sms: int
+) -> None:
+    """Let a schedule run nothing where rows behind `rows` are live: there are no tensors for them.
+
+    live: bool, per row. current: uint8, until the next clamp. at: byte offsets of the arrays.
+    """
+    words, keep = current.view(torch.int32), (~live[rows:].any()).int()
+    for name, count in (
+        ("merge_packed_offset_start", num_sms),
+        ("merge_packed_offset_end", num_sms),
+        ("work_indptr", clusters + 1),
+    ):
+        words[at[name] // 4 : at[name] // 4 + count] *= keep
+
+
 def pack(
     topk: Tensor,
     table: Tensor,

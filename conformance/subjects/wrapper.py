@@ -222,7 +222,11 @@ class Wrapper:
             *(topk_indices, steps.unbounded(table), self._request, self._context),
             *(self._offsets, self._indices, blocks, block_size, stride),
         )
-        for _, current in self._schedules[:active] if self._info else ():
+        at = dict(zip(FIELDS, self._info, strict=bool(self._info)))
+        for _, current in self._schedules[:active] if at else ():
+            if self.runtime.capturing():
+                sizes = (at["num_blks_y"], self.runtime.num_sms)
+                self._queue(steps.stop, self._live, rows, current, at, *sizes)
             self._queue(
                 self._module.run,
                 *(self._float_workspace, current, self._native_info, q_nope, q_pe),

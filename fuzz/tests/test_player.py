@@ -137,11 +137,8 @@ def test_a_fault_inside_of_the_contract_is_planted(kind: str) -> None:
 @pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])
 def test_a_flag_that_cannot_be_seen_is_no_pass(kind: str) -> None:
     history, subject = with_fault(Fault(kind, 1, 5)), blind.Faulty(blind.ShowsNoFlags)
-    if FAULTS[kind].device:
-        assert played(history, subject).finding is None
-    else:
-        with pytest.raises(Unobservable, match="flags"):
-            played(history, subject)
+    with pytest.raises(Unobservable, match="flags"):
+        played(history, subject)
 
 
 class Unconstructible(blind.Faulty):
@@ -176,11 +173,8 @@ def test_minutes_end_where_nothing_can_be_played() -> None:
 def test_a_flag_that_is_not_raised_is_a_finding(kind: str) -> None:
     subject = blind.Faulty(blind.WithoutFlags)
     seen = played(with_fault(Fault(kind, 1, 5)), subject)
-    if FAULTS[kind].device:  # the twin's memory tells as well
-        assert seen.finding is None
-    else:
-        assert seen.finding and "flags after" in seen.finding.message
-        assert seen.finding.fault == kind
+    assert seen.finding and "flags after" in seen.finding.message
+    assert seen.finding.fault == kind
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 FlashInfer's SM90 MLA kernel masks logits at a work item's kv_end and bounds its loads by the same
 item's kv_len (mla_hopper.cuh), so both are rewritten: with both clamped no index and no cache row
 behind the valid prefix is touched. The first clamp of a plan saves the planned values, and every
-later one starts from those, so a row may grow again under the same plan.
+later one starts from those, so a row may grow again under the same plan. The launch words are saved
+and written back too: a forward of too few rows stops its launch by clearing them.
 """
 
 import triton
@@ -18,14 +19,14 @@ from smla.schedule import ScheduleLayout
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["num_works_at", "row_at", "kv_start_at", "kv_end_at", "kv_len_at"])
+@triton.jit(do_not_specialize=["row_at", "kv_start_at", "kv_end_at", "kv_len_at"])
 def _clamp_triton(
     schedule,
     planned_kv_end,
     planned_kv_len,
+    planned_launch,
     row_context,
     flags,
-    num_works_at,
     row_at,
     kv_start_at,
     kv_end_at,
@@ -35,9 +36,26 @@ def _clamp_triton(
     ABOVE_PLAN: tl.constexpr,
     FRESH: tl.constexpr,
     BLOCK: tl.constexpr,
+    MERGES_AT: tl.constexpr,
+    MERGES: tl.constexpr,
+    WORKS_AT: tl.constexpr,
+    WORKS: tl.constexpr,
 ):
+    if tl.program_id(0) == 0:
+        for first in range(0, MERGES + WORKS, BLOCK):
+            word = first + tl.arange(0, BLOCK)
+            at = schedule + tl.where(word < MERGES, MERGES_AT + word, WORKS_AT + word - MERGES)
+            known = word < MERGES + WORKS
+            if FRESH:
+                tl.store(planned_launch + word, tl.load(at, mask=known), mask=known)
+            else:
+                tl.store(at, tl.load(planned_launch + word, mask=known), mask=known)
     work = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = work < tl.load(schedule + num_works_at)
+    # The last of them is the number of work items.
+    if FRESH:
+        inside = work < tl.load(schedule + WORKS_AT + WORKS - 1)
+    else:
+        inside = work < tl.load(planned_launch + MERGES + WORKS - 1)
     row = tl.load(schedule + row_at + work, mask=inside, other=0)
     context = tl.load(row_context + row, mask=inside, other=0)
     valid = tl.where(context <= TOPK, context, TOPK + context % KPOOL)
@@ -61,9 +79,9 @@ def _clamp_torch(
     schedule: Tensor,
     planned_kv_end: Tensor,
     planned_kv_len: Tensor,
+    planned_launch: Tensor,
     row_context: Tensor,
     flags: Tensor,
-    num_works_at: int,
     row_at: int,
     kv_start_at: int,
     kv_end_at: int,
@@ -73,8 +91,18 @@ def _clamp_torch(
     ABOVE_PLAN: int,
     FRESH: bool,
     BLOCK: int,
+    MERGES_AT: int,
+    MERGES: int,
+    WORKS_AT: int,
+    WORKS: int,
 ) -> None:
-    works = int(schedule[num_works_at])
+    merging = schedule[MERGES_AT : MERGES_AT + MERGES]
+    running = schedule[WORKS_AT : WORKS_AT + WORKS]
+    if FRESH:
+        planned_launch[:MERGES], planned_launch[MERGES:] = merging, running
+    else:
+        merging[:], running[:] = planned_launch[:MERGES], planned_launch[MERGES:]
+    works = int(running[-1])
     if FRESH:
         planned_kv_end[:works] = schedule[kv_end_at : kv_end_at + works]
         planned_kv_len[:works] = schedule[kv_len_at : kv_len_at + works]
@@ -95,6 +123,7 @@ def clamp(
     schedule: Tensor,
     planned_kv_end: Tensor,
     planned_kv_len: Tensor,
+    planned_launch: Tensor,
     row_context: Tensor,
     flags: Tensor,
     *,
@@ -106,19 +135,21 @@ def clamp(
 ) -> None:
     """Rewrite kv_end and kv_len of every work item of `schedule` from the planned values.
 
-    schedule: the int workspace as int32; planned_kv_end, planned_kv_len: int32 [capacity], saved
-    from the schedule itself when it is `fresh` from the planner; most_works: the schedule has no
-    more work items; row_context: int32 [max_tokens].
+    schedule: the int workspace as int32; planned_kv_end, planned_kv_len: int32 [capacity], and
+    planned_launch: int32 [as many as layout.launch_words], saved from the schedule itself when it
+    is `fresh` from the planner; most_works: the schedule has no more work items; row_context:
+    int32 [max_tokens].
     kv_end := max(kv_start, min(planned kv_end, valid)) and
     kv_len := min(planned kv_len, valid), with valid from the row's context.
     """
+    merges, works = layout.launch_words
     args = (
         schedule,
         planned_kv_end,
         planned_kv_len,
+        planned_launch,
         row_context,
         flags,
-        layout.num_works_at,
         layout.at("q_indptr"),
         layout.at("kv_start"),
         layout.at("kv_end"),
@@ -130,5 +161,9 @@ def clamp(
         "ABOVE_PLAN": int(Flag.VALID_ABOVE_PLAN),
         "FRESH": fresh,
         "BLOCK": _BLOCK,
+        "MERGES_AT": merges.start,
+        "MERGES": len(merges),
+        "WORKS_AT": works.start,
+        "WORKS": len(works),
     }
     runtime.launch(CLAMP, (triton.cdiv(most_works, _BLOCK),), args, meta)

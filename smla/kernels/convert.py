@@ -2,6 +2,10 @@
 
 An entry is valid iff it lies in [0, context) and its block is one of the row's block table and of
 the cache. The kernel reads entries as integers and dereferences none of them unchecked.
+
+It runs first in a forward, so it also sees to what a replay cannot be refused for: for a plan of
+more rows than the forward has it clears the schedule's launch words. The attention kernel then does
+nothing, where it would read queries and write outputs behind their tensors.
 """
 
 import torch
@@ -12,6 +16,7 @@ from torch import Tensor
 from smla.flags import Flag
 from smla.kernels import Kernel
 from smla.runtime import Runtime
+from smla.schedule import ScheduleLayout
 
 _CHUNK = 4096
 
@@ -39,6 +44,7 @@ def _convert_triton(
     slots,
     counts,
     live,
+    schedule,
     device_scale,
     scale,
     flags,
@@ -52,11 +58,19 @@ def _convert_triton(
     UNCOVERED: tl.constexpr,
     RESCALED: tl.constexpr,
     CHUNK: tl.constexpr,
+    MERGES_AT: tl.constexpr,
+    MERGES: tl.constexpr,
+    WORKS_AT: tl.constexpr,
+    WORKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if row == 0:
         if tl.load(live) > tl.num_programs(0):
             tl.atomic_or(flags, UNCOVERED)
+            for first in range(0, MERGES + WORKS, CHUNK):
+                word = first + tl.arange(0, CHUNK)
+                at = tl.where(word < MERGES, MERGES_AT + word, WORKS_AT + word - MERGES)
+                tl.store(schedule + at, 0, mask=word < MERGES + WORKS)
         if HAS_SCALE:  # noqa: SIM102 (decided when compiled: without one nothing is loaded)
             if tl.load(device_scale) != scale:
                 tl.atomic_or(flags, RESCALED)
@@ -100,6 +114,7 @@ def _convert_torch(
     slots: Tensor,
     counts: Tensor,
     live: Tensor,
+    schedule: Tensor,
     device_scale: Tensor,
     scale: float,
     flags: Tensor,
@@ -113,9 +128,16 @@ def _convert_torch(
     UNCOVERED: int,
     RESCALED: int,
     CHUNK: int,
+    MERGES_AT: int,
+    MERGES: int,
+    WORKS_AT: int,
+    WORKS: int,
 ) -> None:
     rows = counts.numel()
-    flags |= UNCOVERED * int(live[0] > rows)
+    if int(live[0]) > rows:
+        flags |= UNCOVERED
+        schedule[MERGES_AT : MERGES_AT + MERGES] = 0
+        schedule[WORKS_AT : WORKS_AT + WORKS] = 0
     if HAS_SCALE:
         flags |= RESCALED * int(
             device_scale.view(-1)[0] != torch.tensor(scale, dtype=torch.float32)
@@ -154,8 +176,10 @@ def convert(
     slots: Tensor,
     counts: Tensor,
     live: Tensor,
+    schedule: Tensor,
     flags: Tensor,
     *,
+    layout: ScheduleLayout,
     rows: int,
     num_blocks: int,
     block_size: int,
@@ -169,10 +193,12 @@ def convert(
 
     All tensors are int32 on the device; topk_indices [>= rows, width], block_table
     [requests, blocks per request], slots [max_tokens, width], counts [max_tokens], live [1]: how
-    many rows the newest plan has, flags [1].
+    many rows the newest plan has, flags [1]. schedule: what the attention kernel behind will run,
+    laid out as `layout`; it is stopped where `live` exceeds `rows`, until the next clamp.
     device_scale: float32 [1] on the device, the cache's scale as it stands there when this runs;
     one that differs from `scale` (as float32) is flagged.
     """
+    merges, works = layout.launch_words
     args = (
         topk_indices,
         topk_indices.stride(0),
@@ -186,6 +212,7 @@ def convert(
         slots,
         counts[:rows],
         live,
+        schedule,
         live if device_scale is None else device_scale,
         scale,
         flags,
@@ -201,5 +228,9 @@ def convert(
         "UNCOVERED": int(Flag.ROWS_BEYOND_FORWARD),
         "RESCALED": int(Flag.SCALE_CHANGED),
         "CHUNK": min(_CHUNK, triton.next_power_of_2(slots.shape[1])),
+        "MERGES_AT": merges.start,
+        "MERGES": len(merges),
+        "WORKS_AT": works.start,
+        "WORKS": len(works),
     }
     runtime.launch(CONVERT, (rows,), args, meta)

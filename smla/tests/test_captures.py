@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 import smla
 from smla import errors
@@ -140,11 +141,31 @@ def test_graphs_of_several_sizes_serve_one_builder():
 @pytest.mark.parametrize(("live", "flagged"), [(5, False), (6, False), (7, True), (12, True)])
 def test_a_replay_for_more_rows_than_were_captured_is_flagged(live, flagged):
     bench = workbench()
-    first, _, graph = captured(bench, rows=6)
+    first, call, graph = captured(bench, rows=6)
     bench.builder.build(bench.batch((live,), (live + 20,), table=first.block_table))
-    # The schedule holds rows behind the captured tensors, so only convert may be replayed here.
-    graph.calls[0]()
+    bench.runtime.write(
+        call["out"].view(torch.int16), torch.full(call["out"].shape, 0x7FC5).short()
+    )
+    graph.replay()
     assert (smla.Flag.ROWS_BEYOND_FORWARD in bench.state.read_flags()) is flagged
+    assert bool(call["out"].isnan().all()) is flagged, "all that it would compute has no room"
+
+
+@pytest.mark.parametrize("replan", [False, True], ids=["reused", "replanned"])
+def test_a_replay_for_too_many_rows_leaves_the_next_step_whole(replan):
+    bench = workbench()
+    first, _, graph = captured(bench, rows=6)
+    batch = bench.batch((9,), (40,), padded=9, table=first.block_table)
+    bench.builder.build(batch)
+    plans = bench.state.stats.plans
+    graph.replay()
+    bench.state.clear_flags()
+    later = bench.batch((8,) if replan else (9,), (40,), padded=9, table=first.block_table)
+    call, metadata = bench.call(later), bench.builder.build(later)
+    assert bench.state.stats.plans - plans == replan
+    bench.forward(call, metadata)
+    bench.check_output(later, call)
+    assert not bench.state.read_flags()
 
 
 @pytest.mark.parametrize("most", [6, 9])

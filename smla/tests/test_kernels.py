@@ -33,6 +33,11 @@ else:
 
     RUNTIMES = [CpuRuntime(kernels="torch"), CpuRuntime(kernels="interpret")]
     INT32 = torch.int32
+    LAYOUT = ScheduleLayout(num_heads=16, num_sms=8, head_dim_ckv=64)
+
+    def planned():
+        """Return a schedule, int32, of which no word is 0."""
+        return torch.arange(1, LAYOUT.staged_bytes // 4 + 1, dtype=INT32)
 
     def both(call):
         """Return what `call(runtime)` gives with the twin and with the interpreted kernel."""
@@ -112,9 +117,9 @@ else:
             counts = torch.full((rows,), -9, dtype=INT32)
             flags = torch.zeros(1, dtype=INT32)
             convert(
-                runtime, tokens, request, context, table, slots, counts, live, flags, rows=rows,
-                num_blocks=11, block_size=4, block_stride_rows=6, index_topk=topk,
-                index_kpool=kpool,
+                runtime, tokens, request, context, table, slots, counts, live, planned(), flags,
+                layout=LAYOUT, rows=rows, num_blocks=11, block_size=4, block_stride_rows=6,
+                index_topk=topk, index_kpool=kpool,
             )  # fmt: skip
             return slots, counts, flags
 
@@ -140,8 +145,8 @@ else:
             convert(
                 runtime, random_ints(1, -1, 9, 4, 8), torch.zeros(4, dtype=INT32),
                 torch.full((4,), longest, dtype=INT32), torch.zeros(table, dtype=INT32), slots,
-                counts, torch.zeros(1, dtype=INT32), flags, rows=4, num_blocks=11, block_size=4,
-                block_stride_rows=6, index_topk=8, index_kpool=1,
+                counts, torch.zeros(1, dtype=INT32), planned(), flags, layout=LAYOUT, rows=4,
+                num_blocks=11, block_size=4, block_stride_rows=6, index_topk=8, index_kpool=1,
             )  # fmt: skip
             return slots, counts, flags
 
@@ -164,20 +169,27 @@ else:
     def test_convert_flags_rows_it_does_not_cover_and_another_scale(live, scale, device, changed):
         def run(runtime):
             slots, counts = torch.zeros(4, 8, dtype=INT32), torch.zeros(4, dtype=INT32)
-            flags = torch.zeros(1, dtype=INT32)
+            flags, schedule = torch.zeros(1, dtype=INT32), planned()
             convert(
                 runtime, torch.full((4, 8), -1, dtype=INT32), counts.clone(), counts.clone(),
                 torch.zeros(1, 1, dtype=INT32), slots, counts,
-                torch.tensor([live], dtype=INT32), flags, rows=4, num_blocks=1, block_size=4,
+                torch.tensor([live], dtype=INT32), schedule, flags, layout=LAYOUT, rows=4,
+                num_blocks=1, block_size=4,
                 block_stride_rows=4, index_topk=8, index_kpool=1, scale=scale,
                 device_scale=None if device is None else torch.tensor([device]),
             )  # fmt: skip
-            return Flag(int(flags))
+            return Flag(int(flags)), schedule
 
-        expected = Flag.SCALE_CHANGED if changed else Flag(0)
+        expected, stopped = Flag.SCALE_CHANGED if changed else Flag(0), planned()
         if live > 4:
             expected |= Flag.ROWS_BEYOND_FORWARD
-        assert both(run) == [expected, expected]
+            for name, count in (
+                ("merge_packed_offset_start", 8), ("merge_packed_offset_end", 8), ("work_indptr", 9)
+            ):  # fmt: skip
+                stopped[LAYOUT.at(name) : LAYOUT.at(name) + count] = 0
+        for flags, schedule in both(run):
+            assert flags == expected
+            assert torch.equal(schedule, stopped)
 
     @pytest.mark.parametrize("factor", [1.0, 1.5, 1.9999999, 2.0**-32, 2.0**33, 0.3])
     @pytest.mark.parametrize("padded", [0, 8], ids=["dense", "strided"])
@@ -231,7 +243,7 @@ else:
     @pytest.mark.parametrize("seed", range(10))
     @pytest.mark.parametrize("fresh", [False, True])
     def test_clamp(seed, fresh):
-        layout = ScheduleLayout(num_heads=16, num_sms=8, head_dim_ckv=64)
+        layout = LAYOUT
         works, rows = 37 if seed % 2 else 300, 9
         schedule = torch.zeros(layout.staged_bytes // 4, dtype=INT32)
         schedule[layout.num_works_at] = works
@@ -246,27 +258,39 @@ else:
         kv_len[:works] = kv_end[:works] + random_ints(seed + 3, 0, 40, works)
         context = random_ints(seed + 4, 0, 330, rows)
         # A fresh schedule holds the planned values, a clamped one what some clamp before left.
-        for name, planned in (("kv_end", kv_end), ("kv_len", kv_len)):
-            left = planned[:works] if fresh else random_ints(seed + 5, 0, 9, works)
+        for name, values in (("kv_end", kv_end), ("kv_len", kv_len)):
+            left = values[:works] if fresh else random_ints(seed + 5, 0, 9, works)
             schedule[layout.at(name) : layout.at(name) + works] = left
+
+        # Whatever stood in the launch words was stopped, where the schedule is not fresh.
+        spans = [range(layout.at(n), layout.at(n) + works) for n in ("kv_end", "kv_len")]
+        stops = [*layout.launch_words[0], *layout.launch_words[1][:-1]]
+        schedule[stops] = random_ints(seed + 6, 1, 99, len(stops))
+        launch = schedule[[*layout.launch_words[0], *layout.launch_words[1]]].clone()
+        if not fresh:
+            schedule[[*layout.launch_words[0], *layout.launch_words[1]]] = 0
 
         def run(runtime):
             written, flags = schedule.clone(), torch.zeros(1, dtype=INT32)
+            saved = torch.full_like(launch, -3) if fresh else launch.clone()
             ends, lens = (
                 torch.full_like(kv, -3) if fresh else kv.clone() for kv in (kv_end, kv_len)
             )
             clamp(
-                runtime, written, ends, lens, context, flags, layout=layout, most_works=works + 8,
-                index_topk=256, index_kpool=4, fresh=fresh,
+                runtime, written, ends, lens, saved, context, flags, layout=layout,
+                most_works=works + 8, index_topk=256, index_kpool=4, fresh=fresh,
             )  # fmt: skip
-            return written, flags, ends, lens
+            return written, flags, ends, lens, saved
 
         want, got = both(run)
         for twin, kernel in zip(want, got, strict=True):
             assert torch.equal(twin, kernel)
-        for saved, planned in zip(got[2:], (kv_end, kv_len), strict=True):
-            assert torch.equal(saved[:works], planned[:works]), "not the planned values"
+        for saved, lengths in zip(got[2:4], (kv_end, kv_len), strict=True):
+            assert torch.equal(saved[:works], lengths[:works]), "not the planned values"
             assert not fresh or bool((saved[works:] == -3).all()), "saved behind the last one"
+        assert torch.equal(got[4], launch)
+        running = [*layout.launch_words[0], *layout.launch_words[1]]
+        assert torch.equal(got[0][running], launch), "the launch words are not the planned ones"
         seen = context[schedule[:works].long()]
         valid = seen.where(seen <= 256, 256 + seen % 4)
         ends = got[0][layout.at("kv_end") :][:works]
@@ -274,5 +298,5 @@ else:
         assert torch.equal(got[0][layout.at("kv_len") :][:works], kv_len[:works].minimum(valid))
         assert int(got[1]) == Flag.VALID_ABOVE_PLAN * bool((valid > kv_len[:works]).any())
         changed = torch.nonzero(got[0] != schedule).flatten()
-        spans = [range(layout.at(n), layout.at(n) + works) for n in ("kv_end", "kv_len")]
+        spans += layout.launch_words
         assert all(any(int(i) in span for span in spans) for i in changed)

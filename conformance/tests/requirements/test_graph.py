@@ -198,6 +198,36 @@ def test_what_changes_before_a_replay_changes_its_output(lab: Lab) -> None:
     lab.expect(same, how == "nothing", "that the output stayed the same")
 
 
+@requirement("GRAPH-7", geo=SMALL, dtype=("bf16", "fp8"), heads=(16, 128))
+def test_a_replay_for_too_many_rows_is_flagged_and_harms_nothing(lab: Lab) -> None:
+    draw = lab.case.draw.fork("too many")
+    size = draw.randint(1, 9)
+    small = decodes(lab, draw.randint(1, size + 1), size, "small")
+    live = size + draw.randint(1, 9)
+    large = decodes(lab, live, live, "large", near=20)
+    again = decodes(lab, live, live, "again", near=20 - draw.randint(0, 5))
+    bench = lab.bench(small, large, again, clock=True)
+    graph = capture(lab, bench, bench.build(small), size)
+    bench.build(large)
+    bench.clear_output()
+    bench.load(bench.world.draw_step(large))
+    what = f"a replay of {size} rows for {live} live ones"
+    try:
+        graph.replay()
+        behind = int(bench.written(bench.output())[size:].sum())
+    except Exception as problem:  # the twin knows where a tensor ends
+        lab.check(False, what, got=str(problem), expected="no access behind its tensors")
+    lab.expect(behind, 0, f"elements written by {what} behind its own")
+    lab.expect(sorted(bench.observe().need("flags")), ["rows_beyond_forward"], f"flags of {what}")
+    # Within the window of the same plan: nothing is copied to the device anew.
+    inputs = bench.world.draw_step(again, label="again")
+    bench.clear_output()
+    metadata = bench.build(again)
+    bench.load(inputs)
+    bench.forward(metadata, live)
+    lab.golden(bench, bench.output(live), bench.golden(again, inputs), "the step after it")
+
+
 def roll(tokens: list[torch.Tensor]) -> list[torch.Tensor]:
     """Give each row the selection of the row before it."""
     return [tokens[-1], *tokens[:-1]]
