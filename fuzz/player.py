@@ -17,7 +17,8 @@ from conformance.core.case import Step, parse
 from conformance.core.inputs import StepInputs
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
-from fuzz import engine
+from fuzz import engine, failure
+from fuzz.failure import Finding
 from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
 from fuzz.plant import Plant
@@ -25,19 +26,6 @@ from fuzz.reach import values
 
 BUNDLE = 6
 """Frames that are queued before the first of them is read, at most."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What went wrong. frame: as "turn 3" or "turn 3, draft step 1"; fault: planted there, or "".
-
-    crash: an exception that no check raised.
-    """
-
-    frame: str
-    fault: str
-    message: str
-    crash: bool = False
 
 
 @dataclass
@@ -93,12 +81,12 @@ def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Pla
         player.construct(subject, tier, again)
         player.run()
     except CheckFailed as problem:
-        player.found(str(problem))
+        player.found(problem)
     except (HistoryError, Unobservable):
         raise
     except Exception as problem:
         if not player.foreseen(str(problem)):
-            player.found(f"{type(problem).__name__}: {problem}", crash=True)
+            player.found(problem)
     return player.seen
 
 
@@ -109,6 +97,8 @@ class _Player:
         self._engine = engine.Engine(self.shape)
         self._bundle: list[_Ready] = []
         self._at_hand: _Ready | None = None
+        self._built: _Ready | None = None  # the latest
+        self._kept: list[int] = []
         self.graphs: dict[int, Any] = {}
         self._where, self._fault = "construction", ""
         # What is read at once is looked at frame by frame.
@@ -146,9 +136,23 @@ class _Player:
                     self._flush()
         self._flush()
 
-    def found(self, message: str, *, crash: bool = False) -> None:
-        """Note what went wrong."""
-        self.seen.finding = Finding(self._where, self._fault, message, crash)
+    def found(self, problem: Exception) -> None:
+        """Note what went wrong, and the schedule as it stands."""
+        at = self._at_hand
+        at = at if at and _where(at.frame) == self._where else None
+        scene = failure.Scene(
+            self._where, self._fault, at.frame if at else None, bool(at and at.graph), self._kept,
+            at.plant.spared if at and at.plant else frozenset(),
+            self.shape.dtype == "fp8", self.lab.again,
+        )  # fmt: skip
+        finding, built = failure.of(problem, scene), self._built
+        if built is not None:
+            rows = built.metadata.num_rows if built.metadata else built.frame.step.rows
+            log = None if self._later else self.lab.tier.log
+            where = _where(built.frame)
+            shown = failure.seen(self.bench, built.frame, where, rows, finding.row, log)
+            finding = replace(finding, schedule=shown)
+        self.seen.finding = finding
 
     def foreseen(self, message: str) -> bool:
         """Whether the fault of the frame at hand explains an error of the device; count it then."""
@@ -235,6 +239,7 @@ class _Player:
             if not error or error not in str(problem):
                 raise
             return None
+        ready.metadata, self._built = metadata, ready
         if ready.plant and ready.plant.kind.error:
             said = ready.plant.kind
             self.lab.check(False, said.sentence, got="no error", expected=f"one of {said.error}")
@@ -286,6 +291,7 @@ class _Player:
         out = self.bench.read(ready.buffers.out)
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
+        self._kept = kept
         if kept:
             self._world.block_table = ready.table
             exact = self._world.golden(ready.frame.step, ready.inputs, split=None, rows=kept)
