@@ -6,6 +6,7 @@
 * `serving`: histories drawn from a seed;
 * `player`: a history on a subject and a tier, every live row held against golden;
 * `failure`: a finding as data; `telling`: its text;
+* `shrink`: the smallest history of a finding; `simpler`: what it tries;
 * `plant`: a fault, put into a frame or around it;
 * `reach`: which values and pairs of values were met;
 * `runner`: many histories, one seed after the other; `machine`: Hypothesis decides, and shrinks;

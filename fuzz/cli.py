@@ -1,4 +1,4 @@
-"""The command line: `python -m fuzz run`, `hunt` and `replay`, with the suite's exit codes."""
+"""The command line: `python -m fuzz COMMAND`, with the suite's exit codes."""
 
 import sys
 from pathlib import Path
@@ -160,6 +160,47 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
             click.echo(f"{path}: {told(history, played.finding)}")
         else:
             click.echo(f"{path}: {played.frames} steps, {played.rows} rows, all right")
+    sys.exit(1 if found else 0 if seen else 2)
+
+
+@main.command("shrink", epilog=CODES)
+@_options
+@click.option("--tries", type=click.IntRange(1), default=400, show_default=True,
+              help="Histories to play, at most.")  # fmt: skip
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def shrink_command(
+    subject: str, tier: str, flashinfer: str, tries: int, files: tuple[Path, ...]
+) -> None:
+    """Make histories that are findings as small as they can be and still be the same finding.
+
+    The smallest of FILE goes into history-SEED-small.json beside it.
+    """
+    from conformance.core.subject import Unobservable
+    from fuzz import shrink
+    from fuzz.player import play
+    from fuzz.telling import told
+
+    loaded, found, seen = _subject(subject), 0, 0
+    for path, history in [(path, _read(path)) for path in files]:
+        where, kept = _where(subject, tier, flashinfer, history.seed), shrink.small(path, history)
+        again = f"python -m fuzz replay {where} {quote(str(kept))}"
+        chosen = _tier(tier, flashinfer)(history.seed)
+        try:
+            played = play(history, loaded, chosen, again)
+        except Unobservable as problem:
+            click.echo(f"{path}: not played ({problem})")
+            continue
+        except HistoryError as problem:
+            raise HistoryError.of(path, problem) from problem
+        seen += played.frames
+        if played.finding is None:
+            click.echo(f"{path}: {played.frames} steps, all right: nothing to shrink")
+            continue
+        found += 1
+        small = shrink.smallest(history, played.finding, loaded, chosen, tries=tries, again=again)
+        shrink.keep(kept, small)
+        click.echo(f"{path}: {small.tries} tries, the smallest is {kept}")
+        click.echo(told(small.history, small.finding))
     sys.exit(1 if found else 0 if seen else 2)
 
 

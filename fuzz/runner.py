@@ -94,10 +94,10 @@ def run(
     return tally
 
 
-def keep(folder: Path, history: History, finding: Finding, suffix: str = "") -> Path:
+def keep(folder: Path, history: History, finding: Finding) -> Path:
     """Write a history that was a finding, and what was seen; return its file."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"history-{history.seed}{suffix}.json"
+    path = folder / f"history-{history.seed}.json"
     path.write_text(history.dumps())
     path.with_suffix(".txt").write_text(f"{told(history, finding)}\n")
     return path
