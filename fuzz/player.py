@@ -69,16 +69,19 @@ class _Lab(Lab):
         return self.again
 
 
-def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Played:
+def play(
+    history: History, subject: Subject, tier: Tier, again: str = "", kernels: str = "torch"
+) -> Played:
     """Play a history to its end, or to the first finding. again: the command that does it.
 
+    kernels: how the twin runs the subject's, torch or interpret.
     Raises HistoryError for one that no engine can make, and Unobservable where the subject lacks
     what it needs.
     """
     history.check()
     player = _Player(history, tier)
     try:
-        player.construct(subject, tier, again)
+        player.construct(subject, tier, again, kernels)
         player.run()
     except CheckFailed as problem:
         player.found(problem)
@@ -106,9 +109,9 @@ class _Player:
         self._most = BUNDLE if self._later else 1
         self._loaded = tier.native is not None
 
-    def construct(self, subject: Subject, tier: Tier, again: str) -> None:
+    def construct(self, subject: Subject, tier: Tier, again: str, kernels: str) -> None:
         """Construct the subject and what the history needs on the device."""
-        self.lab = _Lab(parse(self.history.case), subject, tier, "torch")
+        self.lab = _Lab(parse(self.history.case), subject, tier, kernels)
         self.lab.again = again or f"python -m fuzz replay FILE, seed {self.history.seed}"
         if self.shape.graphs:
             self.lab.needs("capture")

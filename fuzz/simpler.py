@@ -11,6 +11,7 @@ from typing import Any
 
 from fuzz.engine import Engine
 from fuzz.history import DEVICES, History, HistoryError, Part, Turn
+from fuzz.serving import places_in
 
 _PLAINEST: dict[str, tuple[Any, ...]] = {
     "dtype": ("bf16", "fp8"),
@@ -47,18 +48,27 @@ def _rank(name: str, value: Any) -> int:
 
 
 def settled(history: History) -> History | None:
-    """Return the history with its parts in an engine's order, None where no engine can make it."""
-    engine, turns = Engine(history.shape), []
+    """Return the history with its parts in an engine's order, None where no engine can make it.
+
+    None as well where a fault has no place: what a subject does with it then says nothing of it.
+    """
+    engine, turns, captured = Engine(history.shape), [], set[int]()
     try:
         history.check()
-        for turn in history.turns:
+        for number, turn in enumerate(history.turns):
             going = [number for number in engine.running if number not in turn.preempt]
             decoding = [number for number in going if engine.requests[number].decoding]
             parts = tuple(sorted(turn.parts, key=lambda part: part.request not in decoding))
             decodes = sum(part.request in decoding for part in parts)
             device = turn.device if len(turn.device) == decodes else ()
             turns.append(replace(turn, parts=parts, device=device))
-            engine.take(turns[-1])
+            step = engine.take(turns[-1])[0].step
+            last = number == len(history.turns) - 1
+            places = places_in(turns[-1], step, history.shape, captured, last=last)
+            if turn.fault and turn.fault.kind not in places:
+                return None
+            if turn.graph and not turn.fault:
+                captured.add(step.padded_rows)
     except HistoryError:
         return None
     return replace(history, turns=tuple(turns))
@@ -120,6 +130,23 @@ def fewer_parts(history: History) -> Iterator[History]:
             parts = turn.parts[:place] + turn.parts[place + 1 :]
             request = turn.parts[place].request
             yield _with(history, number, parts=parts, device=_without(turn, request))
+
+
+def joined_parts(history: History) -> Iterator[History]:
+    """Let a part have the queries of the request's next one as well, which goes."""
+    for number, turn in enumerate(history.turns):
+        for place, part in enumerate(turn.parts):
+            for behind in range(number + 1, len(history.turns)):
+                others = history.turns[behind].parts
+                at = next((n for n, p in enumerate(others) if p.request == part.request), None)
+                if at is not None:
+                    whole = replace(part, queries=part.queries + others[at].queries)
+                    left = _with(history, behind, parts=others[:at] + others[at + 1 :])
+                    joined = _part(left, number, place, whole)
+                    rows = sum(part.queries for part in joined.turns[number].parts)
+                    budget = max(rows, history.shape.budget)
+                    yield replace(joined, shape=replace(history.shape, budget=budget))
+                    break
 
 
 def shorter_prompts(history: History) -> Iterator[History]:
@@ -227,11 +254,7 @@ def _part(history: History, number: int, place: int, part: Part) -> History:
 Move = Callable[[History], Iterator[History]]
 
 MOVES: tuple[Move, ...] = (
-    fewer_turns,
-    fewer_requests,
-    fewer_parts,
-    shorter_prompts,
-    lower_numbers,
+    fewer_turns, fewer_requests, fewer_parts, joined_parts, shorter_prompts, lower_numbers,
     plainer_shapes,
-)
+)  # fmt: skip
 """In the order in which they take the most away."""

@@ -151,6 +151,7 @@ _ALL = (
     _same("DRAFT-3", 24, "Steps in a row may each have another split of the drafts on the device."),
     _same("DRAFT-4", 24, "A request that was preempted resumes with other blocks."),
     _same("DRAFT-5", 16, "Growing steps are planned anew exactly when the window is left."),
+    _same("HIST-1", 20, "Histories that were findings once are played without one."),
     # The suite itself.
     Requirement(
         "SUITE-1",
