@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.core.catalogue import REQUIREMENTS
-from conformance.core.request import JUDGES, known
+from conformance.core.request import JUDGES, ROOT, known
 from conformance.core.requirement import Judge
 
 TIERS = ("twin", "hopper")
@@ -18,8 +18,9 @@ TIERS = ("twin", "hopper")
 @cache
 def judges() -> tuple[Judge, ...]:
     """Every requirement's judges, in the catalogue's order."""
-    package = "conformance.tests.requirements"
-    modules = [import_module(f"{package}.{path.stem}") for path in sorted(JUDGES.glob("test_*.py"))]
+    files = [path for folder in JUDGES for path in sorted(folder.glob("test_*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    modules = [import_module(name) for name in names]
     found = [
         value.judge
         for module in modules

@@ -5,6 +5,8 @@
 * `faults`: what can be planted, and whether it must leave outputs right or be noticed;
 * `serving`: histories drawn from a seed;
 * `player`: a history on a subject and a tier, every live row held against golden;
+* `failure`: a finding as data; `telling`: its text;
+* `shrink`: the smallest history of a finding; `simpler`: what it tries;
 * `plant`: a fault, put into a frame or around it;
 * `reach`: which values and pairs of values were met;
 * `runner`: many histories, one seed after the other; `machine`: Hypothesis decides, and shrinks;

@@ -1,4 +1,4 @@
-"""The command line: `python -m fuzz run`, `hunt` and `replay`, with the suite's exit codes."""
+"""The command line: `python -m fuzz COMMAND`, with the suite's exit codes."""
 
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ def run_command(
     """Draw histories from seeds and play them; 100 of them, unless told how many or how long."""
     import itertools
 
-    from fuzz import runner
+    from fuzz import runner, telling
     from fuzz.serving import Profile
 
     if histories is None and minutes is None:
@@ -77,11 +77,9 @@ def run_command(
 
     def told(tally: runner.Tally, history: History, played: Any) -> None:
         if played.finding:
-            click.echo(f"seed {history.seed}: {played.finding.frame}: {played.finding.message}")
+            click.echo(f"seed {history.seed}: {telling.told(history, played.finding)}")
             path = runner.keep(keep, history, played.finding)
             where = _where(subject, tier, flashinfer, history.seed)
-            if again(history.seed) not in played.finding.message:
-                click.echo(f"  repro    {again(history.seed)}")
             click.echo(f"  or       python -m fuzz replay {where} {quote(str(path))}")
         elif tally.histories % 50 == 0:
             click.echo(tally.line())
@@ -115,6 +113,7 @@ def hunt_command(subject: str, tier: str, flashinfer: str, profile: str, keep: P
     from conformance.core.subject import Unobservable
     from fuzz import runner
     from fuzz.machine import hunt
+    from fuzz.telling import told
 
     loaded, chosen = _subject(subject), _tier(tier, flashinfer)(2)
     try:
@@ -127,7 +126,7 @@ def hunt_command(subject: str, tier: str, flashinfer: str, profile: str, keep: P
         sys.exit(0)
     history, finding = found
     path = runner.keep(keep, history, finding)
-    click.echo(f"found in {path}: {finding.frame}: {finding.message}")
+    click.echo(f"found in {path}: {told(history, finding)}")
     version = f" --flashinfer {chosen.simulates}" if tier == "twin" else ""
     where = f"--subject {quote(subject)} --tier {tier}{version}"
     click.echo(f"  replay   python -m fuzz replay {where} {quote(str(path))}")
@@ -141,6 +140,7 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
     """Play histories from their files."""
     from conformance.core.subject import Unobservable
     from fuzz.player import play
+    from fuzz.telling import told
 
     loaded, found, seen = _subject(subject), 0, 0
     histories = [(path, _read(path)) for path in files]
@@ -157,9 +157,50 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
         seen += played.frames
         if played.finding:
             found += 1
-            click.echo(f"{path}: {played.finding.frame}: {played.finding.message}")
+            click.echo(f"{path}: {told(history, played.finding)}")
         else:
             click.echo(f"{path}: {played.frames} steps, {played.rows} rows, all right")
+    sys.exit(1 if found else 0 if seen else 2)
+
+
+@main.command("shrink", epilog=CODES)
+@_options
+@click.option("--tries", type=click.IntRange(1), default=400, show_default=True,
+              help="Histories to play, at most.")  # fmt: skip
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def shrink_command(
+    subject: str, tier: str, flashinfer: str, tries: int, files: tuple[Path, ...]
+) -> None:
+    """Make histories that are findings as small as they can be and still be the same finding.
+
+    The smallest of FILE goes into history-SEED-small.json beside it.
+    """
+    from conformance.core.subject import Unobservable
+    from fuzz import shrink
+    from fuzz.player import play
+    from fuzz.telling import told
+
+    loaded, found, seen = _subject(subject), 0, 0
+    for path, history in [(path, _read(path)) for path in files]:
+        where, kept = _where(subject, tier, flashinfer, history.seed), shrink.small(path, history)
+        again = f"python -m fuzz replay {where} {quote(str(kept))}"
+        chosen = _tier(tier, flashinfer)(history.seed)
+        try:
+            played = play(history, loaded, chosen, again)
+        except Unobservable as problem:
+            click.echo(f"{path}: not played ({problem})")
+            continue
+        except HistoryError as problem:
+            raise HistoryError.of(path, problem) from problem
+        seen += played.frames
+        if played.finding is None:
+            click.echo(f"{path}: {played.frames} steps, all right: nothing to shrink")
+            continue
+        found += 1
+        small = shrink.smallest(history, played.finding, loaded, chosen, tries=tries, again=again)
+        shrink.keep(kept, small)
+        click.echo(f"{path}: {small.tries} tries, the smallest is {kept}")
+        click.echo(told(small.history, small.finding))
     sys.exit(1 if found else 0 if seen else 2)
 
 

@@ -17,26 +17,14 @@ from conformance.core.case import Step, parse
 from conformance.core.inputs import StepInputs
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
-from fuzz import engine
+from fuzz import engine, failure
+from fuzz.failure import Finding
 from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
 from fuzz.plant import Plant
 from fuzz.reach import values
 
 BUNDLE = 6
 """Frames that are queued before the first of them is read, at most."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What went wrong. frame: as "turn 3" or "turn 3, draft step 1"; fault: planted there, or "".
-
-    crash: an exception that no check raised.
-    """
-
-    frame: str
-    fault: str
-    message: str
-    crash: bool = False
 
 
 @dataclass
@@ -88,23 +76,26 @@ class _Lab(Lab):
         return self.again
 
 
-def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Played:
+def play(
+    history: History, subject: Subject, tier: Tier, again: str = "", kernels: str = "torch"
+) -> Played:
     """Play a history to its end, or to the first finding. again: the command that does it.
 
+    kernels: how the twin runs the subject's, torch or interpret.
     Raises HistoryError for one that no engine can make, and Unobservable where the subject lacks
     what it needs.
     """
     history.check()
     player = _Player(history, tier)
     try:
-        player.construct(subject, tier, again)
+        player.construct(subject, tier, again, kernels)
         player.run()
     except CheckFailed as problem:
-        player.found(str(problem))
+        player.found(problem)
     except (HistoryError, Unobservable):
         raise
     except Exception as problem:
-        player.found(f"{type(problem).__name__}: {problem}", crash=True)
+        player.found(problem)
     return player.seen
 
 
@@ -114,6 +105,9 @@ class _Player:
         self.seen = Played()
         self._engine = engine.Engine(self.shape)
         self._bundle: list[_Ready] = []
+        self._at_hand: _Ready | None = None
+        self._built: _Ready | None = None  # the latest
+        self._kept: list[int] = []
         self._latest: _Ready | None = None
         self.graphs: dict[int, Any] = {}
         self._where, self._fault = "construction", ""
@@ -122,9 +116,9 @@ class _Player:
         self._most = BUNDLE if self._later else 1
         self._loaded = tier.native is not None
 
-    def construct(self, subject: Subject, tier: Tier, again: str) -> None:
+    def construct(self, subject: Subject, tier: Tier, again: str, kernels: str) -> None:
         """Construct the subject and what the history needs on the device."""
-        self.lab = _Lab(parse(self.history.case), subject, tier, "torch")
+        self.lab = _Lab(parse(self.history.case), subject, tier, kernels)
         self.lab.again = again or f"python -m fuzz replay FILE, seed {self.history.seed}"
         if self.shape.graphs:
             self.lab.needs("capture")
@@ -157,9 +151,23 @@ class _Player:
         same = self.bench.cache_bytes().equal(self._world.raw)
         self.lab.expect(same, True, "whether the cache is as it was")
 
-    def found(self, message: str, *, crash: bool = False) -> None:
-        """Note what went wrong."""
-        self.seen.finding = Finding(self._where, self._fault, message, crash)
+    def found(self, problem: Exception) -> None:
+        """Note what went wrong, and the schedule as it stands."""
+        at = self._at_hand
+        at = at if at and _where(at.frame) == self._where else None
+        scene = failure.Scene(
+            self._where, self._fault, at.frame if at else None, bool(at and at.graph), self._kept,
+            at.plant.spared if at and at.plant else frozenset(),
+            self.shape.dtype == "fp8", self.lab.again,
+        )  # fmt: skip
+        finding, built = failure.of(problem, scene), self._built
+        if built is not None:
+            rows = built.metadata.num_rows if built.metadata else built.frame.step.rows
+            log = None if self._later else self.lab.tier.log
+            where = _where(built.frame)
+            shown = failure.seen(self.bench, built.frame, where, rows, finding.row, log)
+            finding = replace(finding, schedule=shown)
+        self.seen.finding = finding
 
     def _prepared(self, frame: engine.Frame, fault: Fault | None, *, graph: bool) -> _Ready:
         """Draw a frame and put it on the device, ready to be queued."""
@@ -207,10 +215,10 @@ class _Player:
             plant.before()
         with self.bench.held() if self._may_hold(bundle) else nullcontext():
             for ready in bundle:
-                self._where, self._fault = _where(ready.frame), ready.fault
+                self._turn_to(ready)
                 ready.metadata = self._watched(ready)
         for ready in bundle:
-            self._where, self._fault = _where(ready.frame), ready.fault
+            self._turn_to(ready)
             if ready.metadata is not None:
                 self._judge(ready)
             else:
@@ -227,6 +235,9 @@ class _Player:
             plant.after()
         self.seen.plans = self.bench.observe().plans or 0
         self.seen.ratio = max(self.seen.ratio, self.lab.ratio or 0.0)
+
+    def _turn_to(self, ready: _Ready) -> None:
+        self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
 
     def _may_hold(self, bundle: Sequence[_Ready]) -> bool:
         """Whether nothing in a bundle waits for the device: no capture, and bounds for each."""
@@ -279,6 +290,7 @@ class _Player:
             metadata = self._latest.metadata
         else:
             metadata = self.bench.instance.build(buffers.batch)
+        ready.metadata, self._built = metadata, ready
         if not ready.graph:
             layer = plant.layer if plant else None
             if layer and layer.first:
@@ -334,6 +346,7 @@ class _Player:
         out = self.bench.read(ready.buffers.out)
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
+        self._kept = kept
         self._world.block_table = ready.table
         self._against_golden(self.bench, ready, ready.inputs, out, kept, self._where)
         layer = plant.layer if plant else None

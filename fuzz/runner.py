@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.core.subject import Subject, Tier, Unobservable
+from fuzz.failure import Finding
 from fuzz.history import History
-from fuzz.player import Finding, Played, play
+from fuzz.player import Played, play
 from fuzz.reach import Pair, pairs
 from fuzz.serving import Profile, drawn
+from fuzz.telling import told
 
 
 @dataclass
@@ -97,7 +99,5 @@ def keep(folder: Path, history: History, finding: Finding) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"history-{history.seed}.json"
     path.write_text(history.dumps())
-    (folder / f"history-{history.seed}.txt").write_text(
-        f"{finding.frame}, fault: {finding.fault or 'none'}\n{finding.message}\n"
-    )
+    path.with_suffix(".txt").write_text(f"{told(history, finding)}\n")
     return path

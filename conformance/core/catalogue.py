@@ -178,6 +178,8 @@ _ALL = (
         0,
         "records read the same on every machine",
     ),
+    # What looks at most stands last: many steps, and every check at once.
+    _same("HIST-1", 20, "Histories that were findings once are played without one."),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}

@@ -40,7 +40,7 @@ def describe() -> dict[str, Any]:
 def _digest(root: Path) -> str:
     """Return a digest of the files of the rooms that judge, by name and content."""
     digest = hashlib.sha256()
-    for room in ("conformance", "golden"):
+    for room in ("conformance", "fuzz", "golden"):
         for path in sorted((root / room).rglob("*")):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)

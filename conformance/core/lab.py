@@ -6,7 +6,7 @@ frames stay out of the traceback.
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from shlex import quote
@@ -28,7 +28,17 @@ _log = logging.getLogger(__name__)
 
 
 class CheckFailed(AssertionError):
-    """A requirement's check found the subject wrong; any other exception is a crash."""
+    """A requirement's check found the subject wrong; any other exception is a crash.
+
+    what, got, expected: of the check. worst: elements of an output, as of `golden.Verdict`.
+    """
+
+    def __init__(
+        self, message: str, *, what: str = "", got: Any = None, expected: Any = None,
+        worst: Sequence[tuple[int, int, int, float, float, float]] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.what, self.got, self.expected, self.worst = what, got, expected, worst
 
 
 def interpreted(number: int, mode: str) -> bool:
@@ -149,8 +159,9 @@ class Lab:
         if not condition:
             raise CheckFailed(
                 f"{self.case.id}: {what}\n  got      {_short(got)}\n"
-                f"  expected {_short(expected)}\n  repro    {self.repro}"
-            )
+                f"  expected {_short(expected)}\n  repro    {self.repro}",
+                what=what, got=got, expected=expected,
+            )  # fmt: skip
 
     def unchanged(self, before: Observation, after: Observation, by: str) -> None:
         """Assert that two observations are the same, bit by bit."""
@@ -184,7 +195,9 @@ class Lab:
             self._failing = [row for row, *_ in verdict.worst]
             raise CheckFailed(
                 f"{self.case.id}: {what} differs from golden\n{verdict.message}\n"
-                f"  repro    {self.repro}"
+                f"  repro    {self.repro}",
+                what=what,
+                worst=verdict.worst,
             )
 
     def judged_run(self, bench: Bench, step: Step, inputs: StepInputs, **how: Any) -> Tensor:

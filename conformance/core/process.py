@@ -128,7 +128,7 @@ class Process:
     def command(self) -> list[str]:
         """Return its command line."""
         request = self.request
-        command = [sys.executable, "-m", "pytest", str(request.judges), "-q", "--tb=short"]
+        command = [sys.executable, "-m", "pytest", *map(str, request.judges), "-q", "--tb=short"]
         command += [*self._workers(), "--max-worker-restart", str(self.restarts)]
         command += ["-p", "xdist.plugin", "-p", "conformance.core.plugin"]
         command += ["-p", "no:cacheprovider"]

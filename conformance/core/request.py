@@ -8,7 +8,11 @@ from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.ledger import Deviation
 from conformance.settings import Settings
 
-JUDGES = Path(__file__).parent.parent / "tests" / "requirements"
+ROOT = Path(__file__).parents[2]
+JUDGES = (ROOT / "conformance" / "tests" / "requirements", ROOT / "fuzz" / "requirements")
+"""The folders with the requirements' tests. pytest takes them by their place: nothing imports the
+second one's room.
+"""
 LIMITS_S = {"twin": Settings.watchdog_twin, "hopper": Settings.watchdog_hopper}
 """Seconds that a test of each tier may take, by default."""
 
@@ -39,8 +43,8 @@ class Request:
     auto for each in turn. first_failure: stop at the first one; first_failure_each: skip the rest
     of a requirement once a check of it failed. shuffle: seed of another order. limit_s: seconds
     a test may take before it counts as hung; 0 for no limit, None for the tier's own in limits_s.
-    junit: where JUnit files go, one per tier (`x.xml` gives `x-twin.xml`). judges: folder or file
-    with the requirements' tests.
+    junit: where JUnit files go, one per tier (`x.xml` gives `x-twin.xml`). judges: folders or
+    files with the requirements' tests.
     """
 
     subject: str
@@ -58,7 +62,7 @@ class Request:
     limit_s: float | None = None
     limits_s: Mapping[str, float] = field(default_factory=lambda: LIMITS_S)
     junit: Path | None = None
-    judges: Path = JUDGES
+    judges: Sequence[Path] = JUDGES
     given: str = ""
     identity: Identity | None = None
     ledger: Sequence[Deviation] = ()

@@ -13,7 +13,7 @@ from conformance.core.record import Outcome, Record, RecordError, read_records
 from conformance.core.run import Exit
 from conformance.mutants.model import Mutant
 
-ROOMS = ("smla", "golden", "conformance")
+ROOMS = ("smla", "golden", "conformance", "fuzz")
 _ROOT = Path(__file__).parents[2]
 
 

@@ -25,6 +25,12 @@ class Faulty:
         return self._wrong(self._real.construct(*args, **options))
 
 
+def faulty(name: str) -> Faulty:
+    """Return the subject with the fault of this name; on a command line
+    `--subject fuzz.tests.blind:faulty@NAME`."""
+    return Faulty(globals()[name])
+
+
 class Instance:
     """Passes everything on."""
 
@@ -168,3 +174,46 @@ class ForgetsToPlan(Instance):
         if rows != self.rows:
             self.rows, self.metadata = rows, super().build(batch)
         return self.metadata
+
+
+class SplitsAsTheHostWhenItReads(Instance):
+    """Reads lengths back where the host has none, but keeps the host's split of the rows."""
+
+    def build(self, batch: Any) -> Any:
+        if batch.seq_lens_cpu_upper_bound is None:
+            starts = batch.query_start_loc_cpu.to(batch.query_start_loc.device)
+            batch = replace(batch, query_start_loc=starts)
+        return super().build(batch)
+
+
+class LengthsOfTheStepBefore(Instance):
+    """Keeps the lengths on the device as long as the batch looks the same."""
+
+    looks: Any = None
+    lengths: Any = None
+
+    def build(self, batch: Any) -> Any:
+        looks = batch.query_start_loc_cpu.tolist()
+        if looks != self.looks:
+            self.looks, self.lengths = looks, batch.seq_lens.clone()
+        return super().build(replace(batch, seq_lens=self.lengths))
+
+
+class SkipsEmptySteps(Instance):
+    """Plans nothing for a step without rows, so that the schedule before stays."""
+
+    last: Any = None
+
+    def build(self, batch: Any) -> Any:
+        if self.last is not None and not int(batch.query_start_loc_cpu[-1]):
+            return replace(self.last, num_rows=0)
+        self.last = super().build(batch)
+        return self.last
+
+
+class ClearsPadding(Instance):
+    """Writes zeros into the rows behind the live ones."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        super().forward(*args, **options)
+        self.runtime.native_run(args[6][args[4].num_rows :].zero_)

@@ -102,7 +102,7 @@ def test_list_counts() -> None:
 
 
 def test_a_full_run_makes_what_list_says(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", str(JUDGES), "--collect-only", "-q", "-n", "0"]
+    command = [sys.executable, "-m", "pytest", *map(str, JUDGES), "--collect-only", "-q", "-n", "0"]
     command += ["-p", "conformance.core.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(ROOT), "--tier", "twin", "--subject", "none:none"]
     command += ["--report", str(tmp_path)]

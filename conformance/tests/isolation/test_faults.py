@@ -98,7 +98,7 @@ def test_a_subject_that_kills_its_process_at_import_is_an_error(
     judge = tmp_path / "judge.py"
     judge.write_text("import os\nos._exit(1)\n")
     with pytest.raises(SuiteError, match="die before their first case"):
-        _run(tmp_path, monkeypatch, {}, workers="0", judges=judge)
+        _run(tmp_path, monkeypatch, {}, workers="0", judges=[judge])
 
 
 def _run(
@@ -111,7 +111,7 @@ def _run(
         "requirements": ("SMOKE",),
         "report": folder / "report",
         "limit_s": LIMIT_S,
-        "judges": Path(__file__).with_name("judge.py"),
+        "judges": [Path(__file__).with_name("judge.py")],
         **how,
     }
     started = time.monotonic()

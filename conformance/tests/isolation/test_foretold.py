@@ -38,7 +38,7 @@ def planted(
         "report": folder / "report",
         "workers": "0",
         "limit_s": LIMIT_S,
-        "judges": Path(__file__).with_name("judge.py"),
+        "judges": [Path(__file__).with_name("judge.py")],
         "ledger": ledger,
         **how,
     }
