@@ -7,6 +7,7 @@
 * `player`: a history on a subject and a tier, every live row held against golden;
 * `plant`: a fault, put into a frame or around it;
 * `reach`: which values and pairs of values were met;
-* `runner`: many histories, one seed after the other; `machine`: Hypothesis decides, and shrinks;
+* `lane`: many histories, over the suite's own pytest processes; `findings`: what is written of one;
+* `tally`: what runs saw, added up from their records; `machine`: Hypothesis decides, and shrinks;
 * `cli`: the commands.
 """

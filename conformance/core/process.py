@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.core.gateways import gateway_options
 from conformance.core.gpus import VARIABLE, worker_options
 from conformance.core.request import Request
 from conformance.isolation.group import end_group
@@ -133,22 +134,27 @@ class Process:
         command += ["-p", "xdist.plugin", "-p", "conformance.core.plugin"]
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "no:faulthandler"]  # the watchdog's own goes to a file of its own
-        command += ["--rootdir", str(_CHECKOUT), "-c", os.devnull]
+        # With "=": xdist moves arguments that are paths to where they lie on another host, and
+        # these do not lie there.
+        command += [f"--config-file={os.devnull}", f"--report={request.report.absolute()}"]
+        command += [] if request.tx else [f"--rootdir={_CHECKOUT}"]
         command += ["--tier", self.tier, "--subject", request.subject, "--given", request.named]
-        command += ["--kernels", request.kernels, "--report", str(request.report.absolute())]
+        command += ["--kernels", request.kernels, f"--again={request.again}"]
         command += ["--flashinfer", request.flashinfer]
+        command += [f"--asked={request.asked}"] if request.asked else []
+        command += [] if request.until is None else ["--until", repr(request.until)]
         command += ["--number", str(self.number), "--limit", f"{request.limit(self.tier):g}"]
         command += [f"--case={case}" for case in request.cases]
         if self.only is not None:
             only = self.notes / "only.json"
             only.write_text(json.dumps(list(self.only)))
-            command += ["--only", str(only)]
+            command += [f"--only={only}"]
         identity = request.identity
         known = [e for e in request.ledger if identity and e.subject == identity.name]
         if known and identity is not None:
             ledger = self.notes / "ledger.json"
             ledger.write_text(json.dumps([entry.table() for entry in known]))
-            command += ["--ledger", str(ledger), "--subject-name", identity.name]
+            command += [f"--ledger={ledger}", "--subject-name", identity.name]
         command += ["--subject-version", identity.version] if identity else []
         command += [f"--requirement={id}" for id in request.requirements]
         command += ["-x"] if request.first_failure else []
@@ -157,6 +163,8 @@ class Process:
         return command
 
     def _workers(self) -> list[str]:
+        if self.request.tx:
+            return gateway_options(self.request, self.tier)
         if self.tier == "hopper":
             return worker_options(self.gpus, self.request.workers)
         return ["-n", self.request.workers]
