@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Any, ClassVar
 
 import click
+from rich.console import Console
 
 from conformance.core.record import RecordError
 from conformance.core.request import Identity, SuiteError
@@ -69,30 +70,45 @@ def main() -> None:
 @options
 @click.option("--profile", type=click.Choice(["ci", "fuzz", "deep"]), default="ci",
               show_default=True, help="How long to look.")  # fmt: skip
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False),
-              default=Path("fuzz-findings"),
-              show_default=True, help="Folder for the history that was found.")  # fmt: skip
-def hunt_command(subject: str, tier: str, flashinfer: str, profile: str, keep: Path) -> None:
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("fuzz-findings"),
+    show_default=True,
+    help="Folder for the history that was found.",
+)
+@click.option("--database",
+              help="Where findings are kept, to come first: a folder, or redis://HOST:PORT/N. "
+              "Default: .hypothesis; none for ci.")  # fmt: skip
+def hunt_command(
+    subject: str, tier: str, flashinfer: str, profile: str, keep: Path, database: str | None
+) -> None:
     """Let Hypothesis look for a finding, and shrink it to a short history.
 
     On the twin one version of FlashInfer is simulated: 0.7.2.post1, unless told otherwise.
     """
     from conformance.core.subject import Unobservable
+    from fuzz.database import database_of
     from fuzz.findings import keep as kept
     from fuzz.findings import told
     from fuzz.machine import hunt
 
+    if database is not None and profile == "ci":
+        raise click.UsageError("profile ci is the same each time, so it takes no --database")
+    kept_in = None if database is None else database_of(database)
     loaded, chosen = _subject(subject), _tier(tier, flashinfer)(2)
+    seen: list[bool] = []
     try:
-        found = hunt(profile, loaded, chosen)
+        found = hunt(profile, loaded, chosen, kept_in, seen.append)
     except Unobservable as problem:
         click.echo(f"nothing played: the subject does not show {problem}")
         sys.exit(2)
     if found is None:
-        click.echo(f"nothing found with profile {profile}")
+        click.echo(f"nothing found with profile {profile} in {len(seen)} histories")
         sys.exit(0)
     history, finding = found
     path = kept(keep, history, told(history, finding))
+    click.echo(f"found by history {seen.index(True) + 1} of {len(seen)}")
     click.echo(f"found in {path}: {told(history, finding)}")
     version = f" --flashinfer {chosen.simulates}" if tier == "twin" else ""
     at = f"--subject {quote(subject)} --tier {tier}{version}"
@@ -182,4 +198,7 @@ def entry() -> None:
         sys.exit(3)
     except (HistoryError, RecordError, SuiteError) as problem:
         click.echo(f"fuzz: {problem}", err=True)
+        sys.exit(3)
+    except Exception:  # Python's own exit code for these would read as a finding
+        Console(stderr=True).print_exception()
         sys.exit(3)

@@ -156,7 +156,8 @@ def gather(folders: Sequence[Path]) -> Tally:
             found[key] = record, path.parent
         for record in file.open.values():
             begun[record.subject, record.tier, record.flashinfer, seed_of(record)] = None
-    of_one_suite(sources)
+    if len({source.path.parent for source in sources}) > 1:
+        of_one_suite(sources)
     _of_one_kind(sources)
     tally = Tally(begun=sorted(key[-1] for key in begun if key not in found), twice=sorted(twice))
     for _, (record, _) in sorted(found.items(), key=lambda item: item[0]):

@@ -72,3 +72,15 @@ class ShowsNothing(blind.Faulty):
     def __init__(self) -> None:
         super().__init__(blind.Instance)
         self.capabilities = frozenset()
+
+
+class Refuses65(blind.Faulty):
+    """Raises for 65 heads, which no hunt starts with."""
+
+    def __init__(self) -> None:
+        super().__init__(blind.Instance)
+
+    def construct(self, config: Any, *args: Any, **options: Any) -> Any:
+        if config.num_heads == 65:
+            raise ValueError("65 heads")
+        return super().construct(config, *args, **options)

@@ -52,6 +52,7 @@ def test_a_finding_is_kept_and_played_again(tmp_path: Path) -> None:
         (["run", "--flashinfer", "9"], "allowed: auto, 0.6.18"),
         (["run", "--histories", "1", "--subject", "vllm@"], "vllm@"),
         (["hunt", "--profile", "long"], "'long' is not one of"),
+        (["hunt", "--database", "db"], "takes no --database"),
         (["walk"], "No such command"),
     ],
 )
