@@ -12,9 +12,9 @@ another state."""
 
 def gateway_options(request: Request, tier: str) -> list[str]:
     """Return the options for a request's gateways; raise SuiteError for a folder that is none."""
-    options = ["--dist", "load", "--maxschedchunk", "1"]
+    options = ["--dist=load", "--maxschedchunk=1"]
     for spec in request.tx:
-        options += ["--tx", f"{spec}{_environment(tier)}"]
+        options.append(f"--tx={spec}{_environment(tier)}")
     folders = [_CHECKOUT / room for room in _ROOMS]
     for folder in request.rsyncdirs:
         if not folder.is_dir():
