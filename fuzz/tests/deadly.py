@@ -14,6 +14,7 @@ from fuzz.tests import blind
 
 FACTORY = "fuzz.tests.deadly:Deadly"
 LONG_S = 600.0
+SSHD = "SMLA_TEST_SSHD"
 
 
 def _leave() -> None:
@@ -28,7 +29,15 @@ def _hang() -> None:
     time.sleep(LONG_S)
 
 
-WAYS = {"leave": _leave, "kill": _kill, "hang": _hang}
+def _host() -> None:
+    """Kill this process and the host's sshd, whose number is told on that host alone."""
+    number = os.environ.get(SSHD)
+    if number is not None:
+        os.kill(int(number), signal.SIGKILL)
+        _kill()
+
+
+WAYS = {"leave": _leave, "kill": _kill, "hang": _hang, "host": _host}
 
 
 def mark(seed: int, profile: Profile) -> str:

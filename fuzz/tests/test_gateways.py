@@ -105,3 +105,22 @@ def test_time_ends_workers_on_other_hosts(far: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = records(tmp_path)
     assert len(found) > 1 and sorted(found) == [*range(len(found))]
+
+
+def test_a_host_that_is_gone_costs_its_history_alone(far: str, tmp_path: Path) -> None:
+    """The last test of this file: it takes the sshd with it."""
+    seeds, ways = range(11), {0: "host", 2: "host"}  # each worker begins with one of them
+    config = Path(far.partition("ssh_config=")[2].partition("//")[0])
+    number = (config.parent / "pid").read_text().strip()
+    done = here(
+        RUN, "--subject", deadly.subject(ways, seeds, PROFILE), *TURNS,
+        "--tx", f"{far}//env:{deadly.SSHD}={number}", "--tx", "popen",
+        "--histories", str(len(seeds)), "--report", tmp_path / "report",
+        "--keep", tmp_path / "kept",
+    )  # fmt: skip
+    assert done.exit_code == 1, done.output
+    found = records(tmp_path / "report")
+    assert sorted(found) == [*seeds]
+    lost = [seed for seed, record in found.items() if record.outcome is not Outcome.PASS]
+    assert lost in ([0], [2]) and found[lost[0]].outcome is Outcome.CRASH
+    assert "was not played" not in done.output and "not played to its end" not in done.output
