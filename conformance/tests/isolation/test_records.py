@@ -86,15 +86,20 @@ def test_whoever_comes_first_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "closed"),
-    [(None, True), (frozenset({"gw0"}), True), (frozenset({"gw1"}), False), (frozenset(), False)],
+    ("lost", "closed", "faults"),
+    [
+        (None, True, 1),
+        (frozenset({"gw0"}), True, 1),
+        (frozenset({"gw1"}), False, 1),  # lost before it wrote anything
+        (frozenset(), False, 0),
+    ],
 )
 def test_only_known_dead_are_closed(
-    tmp_path: Path, lost: frozenset[str] | None, closed: bool
+    tmp_path: Path, lost: frozenset[str] | None, closed: bool, faults: int
 ) -> None:
     _writer(tmp_path, 0).start(_record(1))
     process = Process(Request("s", report=tmp_path), "twin", 1)
-    assert settle(process, Ended(1, False, lost)) == closed
+    assert settle(process, Ended(1, False, lost)) == faults
     assert load(tmp_path / NAME).whole is closed
 
 
