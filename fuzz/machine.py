@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, Verbosity, settings
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
@@ -46,6 +46,9 @@ PROFILES = {
     ),
 }  # fmt: skip
 """How long Hypothesis looks. ci: bounded, the same each time; fuzz, deep: with its database."""
+
+_PHASES = [phase for phase in Phase if phase is not Phase.explain]
+"""Without the one that varies what was found, hundreds of times, for a text that nobody reads."""
 
 _INSIDE = [name for name, kind in FAULTS.items() if kind.inside]
 
@@ -204,7 +207,7 @@ def hunt(
         """This hunt's own state machine."""
 
     Hunt.subject, Hunt.tier, Hunt.heard = subject, tier, staticmethod(heard)
-    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet)
+    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet, phases=_PHASES)
     if database is not None:
         chosen = settings(chosen, database=database)
     # What does not come again, as on a GPU it may, is a finding as well.

@@ -83,13 +83,13 @@ class ShowsNothing(blind.Faulty):
         self.capabilities = frozenset()
 
 
-class Refuses65(blind.Faulty):
-    """Raises for 65 heads, which no hunt starts with."""
+class Refuses(blind.Faulty):
+    """Raises but for 16 heads, which every hunt starts with."""
 
     def __init__(self) -> None:
         super().__init__(blind.Instance)
 
     def construct(self, config: Any, *args: Any, **options: Any) -> Any:
-        if config.num_heads == 65:
-            raise ValueError("65 heads")
+        if config.num_heads != 16:
+            raise ValueError("other heads")
         return super().construct(config, *args, **options)

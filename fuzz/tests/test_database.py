@@ -16,7 +16,7 @@ from conformance.core.request import SuiteError
 from fuzz.database import database_of
 
 ROOT = Path(__file__).parents[2]
-SUBJECT = "fuzz.tests.deadly:Refuses65"
+SUBJECT = "fuzz.tests.deadly:Refuses"
 START_S = 30.0
 
 
