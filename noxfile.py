@@ -36,8 +36,8 @@ SUITE_FAILED = 3  # exit code: neither conforms (0), nor does not (1), nor incom
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of the house itself; those of the report page need chromium beside it."""
-    install_suite(session, extras=("test", "browser"))
+    """Run the tests of the house itself; some need chromium, sshd or redis-server."""
+    install_suite(session, extras=("test", "browser", "redis"))
     run_module(session, "pytest", "-n", "auto", *session.posargs)
 
 
@@ -87,7 +87,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types."""
-    install_suite(session, extras=("test", "types"), flashinfer=False)
+    install_suite(session, extras=("test", "types", "redis"), flashinfer=False)
     run_module(session, "mypy", *session.posargs)
 
 

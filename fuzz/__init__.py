@@ -9,6 +9,7 @@
 * `shrink`: the smallest history of a finding; `simpler`: what it tries;
 * `plant`: a fault, put into a frame or around it;
 * `reach`: which values and pairs of values were met;
-* `runner`: many histories, one seed after the other; `machine`: Hypothesis decides, and shrinks;
+* `lane`: many histories, over the suite's own pytest processes; `findings`: what is written of one;
+* `tally`: what runs saw, added up from their records; `machine`: Hypothesis decides, and shrinks;
 * `cli`: the commands.
 """

@@ -5,11 +5,13 @@ It is played when the rules end.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, Verbosity, settings
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -44,6 +46,9 @@ PROFILES = {
     ),
 }  # fmt: skip
 """How long Hypothesis looks. ci: bounded, the same each time; fuzz, deep: with its database."""
+
+_PHASES = [phase for phase in Phase if phase is not Phase.explain]
+"""Without the one that varies what was found, hundreds of times, for a text that nobody reads."""
 
 _INSIDE = [name for name, kind in FAULTS.items() if kind.inside]
 
@@ -99,6 +104,7 @@ class Serving(RuleBasedStateMachine):
     tier: Tier
     smallest: "tuple[History, Finding] | None" = None
     played = 0
+    heard: Callable[[bool], None]
 
     @initialize(shape=shapes(), seed=st.integers(0, 999))
     def start(self, shape: Shape, seed: int) -> None:
@@ -213,22 +219,32 @@ class Serving(RuleBasedStateMachine):
             return
         type(self).played += seen.frames
         finding = seen.finding
+        self.heard(finding is not None)
         if finding:
             type(self).smallest = history, finding
             raise Found(f"{finding.frame}: {finding.message}")
 
 
-def hunt(profile: str, subject: Subject, tier: Tier) -> tuple[History, Finding] | None:
+def hunt(
+    profile: str,
+    subject: Subject,
+    tier: Tier,
+    database: ExampleDatabase | None = None,
+    heard: Callable[[bool], None] = lambda found: None,
+) -> tuple[History, Finding] | None:
     """Let Hypothesis look for a finding; return the smallest that it came to, None for none.
 
-    Raises Unobservable where nothing could be played.
+    database: where it keeps findings, and looks first; None: the profile's own. heard: called after
+    each history with whether it was a finding. Raises Unobservable where nothing could be played.
     """
 
     class Hunt(Serving):
         """This hunt's own state machine."""
 
-    Hunt.subject, Hunt.tier = subject, tier
-    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet)
+    Hunt.subject, Hunt.tier, Hunt.heard = subject, tier, staticmethod(heard)
+    chosen = settings(PROFILES[profile], verbosity=Verbosity.quiet, phases=_PHASES)
+    if database is not None:
+        chosen = settings(chosen, database=database)
     # What does not come again, as on a GPU it may, is a finding as well.
     with contextlib.suppress(Found, Flaky):
         run_state_machine_as_test(Hunt, settings=chosen)

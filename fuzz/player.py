@@ -40,8 +40,8 @@ class Played:
     plans: int = 0
     ratio: float = 0.0
     finding: Finding | None = None
-    unplanted: list[str] = field(default_factory=list)
     reached: list[dict[str, str]] = field(default_factory=list)
+    unplanted: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -27,7 +27,7 @@ class Regression:
     """A history that was a finding. name: of its file, and of its case in the suite.
 
     shows: a sentence. subject: who showed it, as `--subject` takes it. versions: FlashInfer
-    versions on which the twin shows it. kind: of the finding, as `fuzz.runner.kind` says it.
+    versions on which the twin shows it. kind: of the finding, as `fuzz.findings.kind` says it.
     requirement: the id that the finding speaks for. fault: planted in the finding's frame, or "".
     hazard: a name in conformance/hazards.toml, or "".
     """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz.failure import Finding
+from fuzz.findings import kind
 from fuzz.history import History, HistoryError
 from fuzz.player import play
-from fuzz.runner import kind
 from fuzz.simpler import MOVES, Move, settled, size
 from fuzz.telling import told
 

@@ -18,8 +18,9 @@ def settle(process: Process, ended: Ended) -> int:
     Other files without a footer stay as they are, and so remain an error to whoever reads them.
     A worker that only went with its controller is not to blame: its case may run again.
     """
-    faults = 0
-    for path in process.record_files():
+    files = process.record_files()
+    faults = len((ended.lost or frozenset()) - {path.stem.rpartition("-")[2] for path in files})
+    for path in files:
         worker = path.stem.rpartition("-")[2]
         if not path.read_text():
             path.unlink()  # it died before its header: no case was near

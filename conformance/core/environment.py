@@ -3,18 +3,23 @@
 import hashlib
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+ROOT = Path(__file__).parents[2]
+ROOMS = ("conformance", "fuzz", "golden")
+"""The rooms that judge."""
 
-def describe() -> dict[str, Any]:
+
+def describe(rooms: Sequence[str] = ROOMS) -> dict[str, Any]:
     """Return versions, processor and GPU, and the suite's commit; None for what is absent.
 
-    sources: digest of the suite's own files, which tells one suite from another where there is no
-    checkout, or where it has changes.
+    rooms: those whose files count. sources: digest of these files, which tells one suite from
+    another where there is no checkout, or where it has changes.
     """
     gpu: dict[str, Any] | None = None
     if torch.cuda.is_available():
@@ -32,15 +37,15 @@ def describe() -> dict[str, Any]:
         "triton": _version("triton"),
         "flashinfer": _version("flashinfer-python"),
         "commit": _output("git", "rev-parse", "--verify", "--quiet", "HEAD"),
-        "sources": _digest(Path(__file__).parents[2]),
+        "sources": _digest(ROOT, rooms),
         "gpu": gpu,
     }
 
 
-def _digest(root: Path) -> str:
-    """Return a digest of the files of the rooms that judge, by name and content."""
+def _digest(root: Path, rooms: Sequence[str]) -> str:
+    """Return a digest of the files of some rooms, by name and content."""
     digest = hashlib.sha256()
-    for room in ("conformance", "fuzz", "golden"):
+    for room in rooms:
         for path in sorted((root / room).rglob("*")):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)

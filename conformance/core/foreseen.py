@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
+from conformance.core.again import again, twin_options
 from conformance.core.case import Case, parse
-from conformance.core.lab import interpreted, twin_options
+from conformance.core.lab import interpreted
 from conformance.core.ledger import Deviation, Situation, match
 from conformance.core.record import Outcome, Record
 
@@ -60,9 +60,13 @@ class Foreseen:
             ratio=None,
             interpreted=interpret,
             message="the process that ran it died",
-            repro=(
-                f"python -m conformance run --subject {quote(given)} --tier {option.tier} "
-                f"{twin_options(interpret, below if twin else '')}--case '{case.id}'"
+            repro=again(
+                option.again,
+                case,
+                subject=given,
+                tier=option.tier,
+                twin=twin_options(interpret, below if twin else ""),
+                below=below,
             ),
             flashinfer=below,
             subject_version=option.subject_version,

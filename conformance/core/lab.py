@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from torch import Tensor
 
 from conformance.core import population
+from conformance.core.again import AGAIN, again, twin_options
 from conformance.core.bench import Bench
 from conformance.core.case import Case, Config, Step
 from conformance.core.drawing import draw
@@ -50,20 +50,16 @@ def interpreted(number: int, mode: str) -> bool:
     return mode == "interpret"
 
 
-def twin_options(interpret: bool, simulates: str) -> str:
-    """Return the options that make a twin case run the same again; empty on a GPU."""
-    if not simulates:
-        return ""
-    return f"--kernels {'interpret' if interpret else 'torch'} --flashinfer {simulates} "
-
-
 class Lab:
     """One case on one tier.
 
-    error, ratio: the worst that `golden` saw, for the record. traces: where schedules seen on a
-    GPU are to be written, if anywhere. given: the subject's name on the command line, empty where
-    it is the subject's own.
+    error, ratio: the worst that `golden` saw, for the record. history: what a judge of many steps
+    saw, for the record as well. traces: where schedules seen on a GPU are to be written, if
+    anywhere. given: the subject's name on the command line, empty where it is the subject's own.
+    again: a template of the command that runs the case again.
     """
+
+    history: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -73,9 +69,10 @@ class Lab:
         kernels: str,
         traces: Path | None = None,
         given: str = "",
+        again: str = AGAIN,
     ) -> None:
         self.case, self.subject, self.tier, self.traces = case, subject, tier, traces
-        self.given = given or subject.name
+        self.given, self._again = given or subject.name, again
         self.interpret = tier.name == "twin" and interpreted(case.number, kernels)
         self.error: float | None = None
         self.ratio: float | None = None
@@ -85,10 +82,9 @@ class Lab:
     @property
     def repro(self) -> str:
         """The command that runs this case again."""
-        return (
-            f"python -m conformance run --subject {quote(self.given)} --tier {self.tier.name} "
-            f"{twin_options(self.interpret, self.tier.simulates)}--case '{self.case.id}'"
-        )
+        twin, below = twin_options(self.interpret, self.tier.simulates), self.tier.simulates
+        names = {"subject": self.given, "tier": self.tier.name}
+        return again(self._again, self.case, **names, twin=twin, below=below)
 
     def step(self) -> Step:
         """Draw the case's batch."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.core.gateways import gateway_options
 from conformance.core.gpus import VARIABLE, worker_options
 from conformance.core.request import Request
 from conformance.isolation.group import end_group
@@ -129,34 +130,41 @@ class Process:
         """Return its command line."""
         request = self.request
         command = [sys.executable, "-m", "pytest", *map(str, request.judges), "-q", "--tb=short"]
-        command += [*self._workers(), "--max-worker-restart", str(self.restarts)]
+        command += [*self._workers(), f"--max-worker-restart={self.restarts}"]
         command += ["-p", "xdist.plugin", "-p", "conformance.core.plugin"]
         command += ["-p", "no:cacheprovider"]
         command += ["-p", "no:faulthandler"]  # the watchdog's own goes to a file of its own
-        command += ["--rootdir", str(_CHECKOUT), "-c", os.devnull]
-        command += ["--tier", self.tier, "--subject", request.subject, "--given", request.named]
-        command += ["--kernels", request.kernels, "--report", str(request.report.absolute())]
-        command += ["--flashinfer", request.flashinfer]
-        command += ["--number", str(self.number), "--limit", f"{request.limit(self.tier):g}"]
+        # With "=": xdist takes a word that happens to be a path here for one that it must move to
+        # another host.
+        command += [f"--config-file={os.devnull}", f"--report={request.report.absolute()}"]
+        command += [] if request.tx else [f"--rootdir={_CHECKOUT}"]
+        command += [f"--tier={self.tier}", f"--subject={request.subject}"]
+        command += [f"--given={request.named}", f"--kernels={request.kernels}"]
+        command += [f"--again={request.again}", f"--flashinfer={request.flashinfer}"]
+        command += [f"--asked={request.asked}"] if request.asked else []
+        command += [] if request.until is None else [f"--until={request.until!r}"]
+        command += [f"--number={self.number}", f"--limit={request.limit(self.tier):g}"]
         command += [f"--case={case}" for case in request.cases]
         if self.only is not None:
             only = self.notes / "only.json"
             only.write_text(json.dumps(list(self.only)))
-            command += ["--only", str(only)]
+            command += [f"--only={only}"]
         identity = request.identity
         known = [e for e in request.ledger if identity and e.subject == identity.name]
         if known and identity is not None:
             ledger = self.notes / "ledger.json"
             ledger.write_text(json.dumps([entry.table() for entry in known]))
-            command += ["--ledger", str(ledger), "--subject-name", identity.name]
-        command += ["--subject-version", identity.version] if identity else []
+            command += [f"--ledger={ledger}", f"--subject-name={identity.name}"]
+        command += [f"--subject-version={identity.version}"] if identity else []
         command += [f"--requirement={id}" for id in request.requirements]
         command += ["-x"] if request.first_failure else []
-        command += [] if request.shuffle is None else ["--shuffle", str(request.shuffle)]
+        command += [] if request.shuffle is None else [f"--shuffle={request.shuffle}"]
         command += ["--first-failure-each"] if request.first_failure_each else []
         return command
 
     def _workers(self) -> list[str]:
+        if self.request.tx:
+            return gateway_options(self.request, self.tier)
         if self.tier == "hopper":
             return worker_options(self.gpus, self.request.workers)
         return ["-n", self.request.workers]

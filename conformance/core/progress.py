@@ -6,8 +6,9 @@ takes the place of pytest's own dots.
 
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 EVERY_S = 30.0
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 STEPS = 10
 """A line at least each tenth of the cases, and each half minute in which one ended."""
 
@@ -35,14 +37,24 @@ class Tally:
         self.total = total
         self.since = self.clock() if self.since is None else self.since
 
-    def hear(self, test: str, *, last: bool, failed: bool, known: bool) -> None:
-        """Count a test's phase. last: it has no further one. known: a failure that was foretold."""
+    def hear(
+        self, test: str, *, last: bool, failed: bool, known: bool, said: Mapping[str, Any] = NOTHING
+    ) -> None:
+        """Count a test's phase. last: it has no further one. known: a failure that was foretold.
+
+        said: the properties of its report.
+        """
         if failed:
             self.failed.add(test)
         if known:
             self.known.add(test)
         if last:
             self.done.add(test)
+
+    @property
+    def share(self) -> tuple[float, float]:
+        """How much is done, of how much."""
+        return len(self.done), self.total
 
     @property
     def rate(self) -> float:
@@ -79,7 +91,8 @@ class Lines:
     def update(self) -> None:
         """Say it if it is time."""
         tally = self._tally
-        step = STEPS * len(tally.done) // tally.total if tally.total else 0
+        done, total = tally.share
+        step = int(STEPS * done / total) if total else 0
         if step > self._step or tally.clock() - self._said_at >= EVERY_S:
             self._say()
         self._step = max(step, self._step)
@@ -113,9 +126,9 @@ class Bar:
 
     def update(self) -> None:
         """Draw it again."""
-        tally = self._tally
-        total, done, said = tally.total or None, len(tally.done), tally.text()
-        self._bar.update(self._task, total=total, completed=done, said=said, refresh=True)
+        done, total = self._tally.share
+        said = self._tally.text()
+        self._bar.update(self._task, total=total or None, completed=done, said=said, refresh=True)
 
     def close(self) -> None:
         """Draw it a last time and leave it there."""
@@ -152,7 +165,8 @@ class Reporter:
         # A test whose worker died has one report alone, of no phase of pytest's.
         last = report.when not in ("setup", "call")
         known = hasattr(report, "wasxfail")
-        self.tally.hear(report.nodeid, last=last, failed=report.failed, known=known)
+        said = dict(report.user_properties)
+        self.tally.hear(report.nodeid, last=last, failed=report.failed, known=known, said=said)
         if last:
             self._show().update()
 

@@ -8,13 +8,16 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
-SCHEMA = "smla-records/3"
+SCHEMA = "smla-records/4"
+READABLE = ("smla-records/3", SCHEMA)
+"""Schemas that are read: what a newer one added has a default."""
+
 _MESSAGE = 4000
 _AGAIN = "run again, or take the file away: the folder's other files stand for themselves"
 
@@ -38,7 +41,8 @@ class RecordError(ValueError):
 
     def __init__(self, path: Path, found: str, remedy: str) -> None:
         super().__init__(
-            f"{path}: found {found}; allowed: a whole file of schema {SCHEMA}; to fix: {remedy}"
+            f"{path}: found {found}; allowed: a whole file of schema {' or '.join(READABLE)}; "
+            f"to fix: {remedy}"
         )
 
 
@@ -77,7 +81,8 @@ class Record:
     subject: its name as the run was given it; subject_version: its own, empty where it has none.
     flashinfer: the FlashInfer version below the subject, simulated on the twin, installed on a GPU.
     expected: what the ledger of known deviations says of the case, see `Expected`, empty where it
-    says nothing. schedule: the work items of a failed case, for a drawing.
+    says nothing. schedule: the work items of a failed case, for a drawing. history: of a case that
+    is one of many steps, what was seen of it; the judge says in which form.
     crash is an exception that no check raised, a dead process or a dead CUDA context, hang a case
     that did not end in its time; message says what was seen, repro reruns it.
     """
@@ -97,6 +102,7 @@ class Record:
     subject_version: str = ""
     expected: str = ""
     schedule: dict[str, Any] | None = None
+    history: dict[str, Any] | None = None
 
     @property
     def failed(self) -> bool:
@@ -136,11 +142,15 @@ class RecordWriter:
     """Writes a record file. Once a footer is written it writes nothing more.
 
     Safe to use from a watchdog's thread: whoever comes first decides what becomes of a case.
+    heard: is given each line too, for whoever keeps a copy elsewhere.
     """
 
-    def __init__(self, path: Path, environment: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, environment: dict[str, Any], heard: Callable[[str], None] | None = None
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("w")
+        self._heard = heard
         self._lock = threading.Lock()
         self._count = 0
         self._open: Record | None = None
@@ -148,8 +158,11 @@ class RecordWriter:
         self._line({"kind": "header", "schema": SCHEMA, "environment": environment})
 
     def _line(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value) + "\n")
+        line = json.dumps(value) + "\n"
+        self._file.write(line)
         self._file.flush()
+        if self._heard is not None:
+            self._heard(line)
 
     def start(self, expected: Record) -> None:
         """Say that a case starts; expected: its record if nothing more is heard of it."""
@@ -217,7 +230,7 @@ def load(path: Path) -> RecordFile:
         lines.pop()
     values = [_line(path, number, line) for number, line in enumerate(lines, 1)]
     schema = values[0].get("schema") if values else None
-    if schema != SCHEMA:
+    if schema not in READABLE:
         remedy = "run again with this suite, or read it with the one that wrote it"
         raise RecordError(path, f"schema {schema}" if values else "no header", remedy)
     file, count = RecordFile(values[0]), 0

@@ -1,9 +1,11 @@
 """What a caller may ask of a run."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conformance.core.again import AGAIN
 from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.ledger import Deviation
 from conformance.settings import Settings
@@ -44,7 +46,10 @@ class Request:
     of a requirement once a check of it failed. shuffle: seed of another order. limit_s: seconds
     a test may take before it counts as hung; 0 for no limit, None for the tier's own in limits_s.
     junit: where JUnit files go, one per tier (`x.xml` gives `x-twin.xml`). judges: folders or
-    files with the requirements' tests.
+    files with the requirements' tests. again: a template of a case's command, see `core/again.py`.
+    asked: what the judges want to know besides, in a form of their own. until: when no further
+    case starts, by time.monotonic(); None for never. tx: gateways of pytest-xdist, in place of
+    workers; rsyncdirs: folders that go to those on other hosts, beside the suite's own.
     """
 
     subject: str
@@ -66,6 +71,16 @@ class Request:
     given: str = ""
     identity: Identity | None = None
     ledger: Sequence[Deviation] = ()
+    again: str = AGAIN
+    asked: str = ""
+    until: float | None = None
+    tx: Sequence[str] = ()
+    rsyncdirs: Sequence[Path] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether no further case may start."""
+        return self.until is not None and time.monotonic() >= self.until
 
     @property
     def named(self) -> str:

@@ -24,9 +24,9 @@ def run(request: Request) -> Verdict:
     if request.identity is None:
         request = replace(request, identity=identify(request.subject, request.given))
     verdict = Verdict([], [], selection=request.selection)
-    gpus = _gpus() if request.tier != "twin" else []
+    gpus = hopper_gpus() if request.tier != "twin" else []
     writable(request)
-    _clear(request.report)
+    clear(request.report)
     unwritten: list[str] = []
     for tier in _tiers(request, gpus):
         records, kept = run_tier(request, tier, gpus if tier == "hopper" else [])
@@ -75,7 +75,8 @@ def writable(request: Request) -> None:
         )
 
 
-def _gpus() -> list[str]:
+def hopper_gpus() -> list[str]:
+    """Return the names of the Hopper GPUs that CUDA shows this process."""
     return names(os.environ.get(VARIABLE), visible_capabilities())
 
 
@@ -85,7 +86,8 @@ def _tiers(request: Request, gpus: list[str]) -> list[str]:
     return ["twin", "hopper"] if gpus else ["twin"]
 
 
-def _clear(report: Path) -> None:
+def clear(report: Path) -> None:
+    """Delete what an earlier run left in a report folder; raise SuiteError where that fails."""
     try:
         for old in report.glob("records-*.jsonl"):
             old.unlink()

@@ -21,13 +21,18 @@ _PYTEST_STOPPED = 2  # -x under xdist
 _log = logging.getLogger(__name__)
 
 
-def run_tier(request: Request, tier: str, gpus: Sequence[str]) -> tuple[list[Record], list[str]]:
-    """Return a tier's records, and the cases that did not run because faults were too many."""
+def run_tier(
+    request: Request, tier: str, gpus: Sequence[str], numbers: Iterable[int] | None = None
+) -> tuple[list[Record], list[str]]:
+    """Return a tier's records, and the cases that did not run because faults were too many.
+
+    numbers: of its pytest processes; those of several runs into one folder must differ.
+    """
     records: dict[str, Record] = {}
     cases: list[str] = []
     alone: frozenset[str] = frozenset()
     only, faults, how = None, 0, request
-    for number in itertools.count(1):
+    for number in numbers or itertools.count(1):
         process = Process(how, tier, number, gpus, only, restarts=FAULTS - faults - 1)
         ended = process.run()
         try:
@@ -42,7 +47,8 @@ def run_tier(request: Request, tier: str, gpus: Sequence[str]) -> tuple[list[Rec
         shared = [case for case in left if case not in alone]
         here = [case for case in left if case in only] if only is not None else shared
         failed = any(record.failed for record in fresh.values())
-        allowed = (*_PYTEST_RAN, *([_PYTEST_STOPPED] if request.first_failure and failed else []))
+        stopped = (request.first_failure and failed) or (request.over and bool(cases))
+        allowed = (*_PYTEST_RAN, *([_PYTEST_STOPPED] if stopped else []))
         if not lost and ended.code not in allowed and not (ended.stalled and cases and not here):
             raise SuiteError(
                 f"pytest ended with {ended.code} on the {tier} tier; its output says why"
@@ -53,7 +59,7 @@ def run_tier(request: Request, tier: str, gpus: Sequence[str]) -> tuple[list[Rec
             )
         if ended.code == 1 and not failed and not lost:
             raise SuiteError(f"pytest failed on the {tier} tier, no record; its output says why")
-        if (cases and not left) or (request.first_failure and failed):
+        if (cases and not left) or stopped:
             return list(records.values()), []
         if not lost and not cases:
             return [], []

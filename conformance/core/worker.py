@@ -20,9 +20,10 @@ import pytest
 import torch
 
 from conformance import logs, settings
+from conformance.core.away import Sender, only_of, until
 from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
-from conformance.core.environment import describe
+from conformance.core.environment import ROOMS, ROOT, describe
 from conformance.core.foreseen import Foreseen
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.plugin import notes
@@ -30,6 +31,9 @@ from conformance.core.record import Outcome, Record, RecordWriter, settled
 from conformance.core.requirement import Judge
 from conformance.core.subject import Subject, Unobservable
 from conformance.core.watchdog import Watchdog
+
+HISTORY = "history"
+"""What a report's property with the record's history is called."""
 
 LEFT = 70
 """Exit status of a process that left because of a fault."""
@@ -58,6 +62,7 @@ class _Running:
             repro=lab.repro if lab else self.expected.repro,
             seconds=round(time.monotonic() - self.since, 3),
             schedule=self.schedule,
+            history=lab.history if lab else None,
         )
 
 
@@ -72,12 +77,19 @@ class _Worker:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        option, folder, environment = config.option, notes(config), describe()
+        option, folder = config.option, notes(config)
+        environment = describe(_rooms(config))
+        if option.asked:
+            environment["asked"] = option.asked
         self.name: str = getattr(config, "workerinput", {}).get("workerid", "main")
+        self.sender = Sender(config)
+        report = folder if self.sender.away else Path(option.report)
         self.writer = RecordWriter(
-            Path(option.report) / f"records-{option.tier}-{option.number}-{self.name}.jsonl",
+            report / f"records-{option.tier}-{option.number}-{self.name}.jsonl",
             environment,
+            self.sender.hear if self.sender.away else None,
         )
+        self.until = until(config)
         self._faults = (folder / f"faults-{self.name}.txt").open("w")
         self.watchdog = Watchdog(option.limit, self._faults, self._hung)
         self.running: _Running | None = None
@@ -95,6 +107,7 @@ class _Worker:
             ),
             "a test hung",
         ):
+            self.sender.send_now()
             os._exit(LEFT)
 
     def leave_if_dead(self, running: _Running, lab: Lab | None) -> None:
@@ -111,17 +124,42 @@ class _Worker:
                 f"{running.expected.case}: the CUDA context is dead: {error}{said if told else ''}"
             )
             if self.writer.leave(running.record(lab), "the CUDA context is dead"):
+                self.sender.send_now()
                 os._exit(LEFT)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     logs.set_level(settings.load().log_level)
-    config.stash[_WORKER] = _Worker(config)
+    config.stash[_WORKER] = worker = _Worker(config)
+    config.pluginmanager.register(_End(worker))
+
+
+def _rooms(config: pytest.Config) -> list[str]:
+    """Return the rooms whose files make a verdict: the suite's, and that of other judges."""
+    judges = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    own = [path.relative_to(ROOT).parts[0] for path in judges if path.is_relative_to(ROOT)]
+    return sorted({*ROOMS, *own})
+
+
+class _End:
+    """Lets no case start once time is over, and ends the session then."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if self._worker.running is not None:
+            return None
+        item.session.shouldstop = "time is over"
+        return True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    session.config.stash[_WORKER].writer.close()
+    worker = session.config.stash[_WORKER]
+    worker.writer.close()
+    worker.sender.finish()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -141,7 +179,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # A judge without cases here (another requirement was asked for) leaves an empty parameter
     # set, which pytest shows as a skip; it is not a case, so it goes.
-    only = config.option.only and frozenset(json.loads(Path(config.option.only).read_text()))
+    only = frozenset(only_of(config))
     wanted = [_id(item) for item in items if _id(item) and (not only or _id(item) in only)]
     worker = config.stash[_WORKER]
     worker.cases, worker.alone = wanted, worker.foreseen.alone(wanted)
@@ -189,13 +227,17 @@ def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterato
     tiers, option, case = import_module("conformance.tiers"), pytestconfig.option, parse(case_id)
     traces = Path(option.report) / "traces" if option.tier == "hopper" else None
     tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
-    yield Lab(case, _subject, tier, option.kernels, traces, option.given)
+    yield Lab(case, _subject, tier, option.kernels, traces, option.given, option.again)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note that a case starts, and watch it to its end."""
+    """Note that a case starts, and watch it to its end; see `_End` for when there is none."""
     worker = item.config.stash[_WORKER]
+    if worker.until is not None and time.monotonic() >= worker.until:
+        worker.running = None
+        return (yield)
+    worker.sender.under_way(item.nodeid)
     worker.running = item.stash[_RUNNING] = running = _Running(
         worker.foreseen.record(_id(item)), time.monotonic()
     )
@@ -257,8 +299,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if running.outcome is Outcome.PASS:
             running.message = ""
         worker.writer.add(running.record(lab))
+        if lab is not None and lab.history is not None:
+            report.user_properties.append((HISTORY, lab.history))
         if running.settled is Outcome.XPASS:
             report.outcome, report.longrepr = "failed", running.record(lab).message
     if report.failed and running.settled is Outcome.XFAIL:
         report.outcome, report.wasxfail = "skipped", running.expected.expected
+    report.user_properties += worker.sender.properties()
     return report

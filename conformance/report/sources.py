@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.core.record import SCHEMA, Record, RecordError, load
+from conformance.core.record import READABLE, Record, RecordError, load
 from conformance.core.request import SuiteError
 
 
@@ -49,7 +49,7 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
             problems.append(str(problem))
     if problems:
         raise ReportError("\n".join(problems))
-    _of_one_suite(sources)
+    of_one_suite(sources)
     return sources
 
 
@@ -75,10 +75,10 @@ def _read(path: Path) -> Source:
     try:
         with path.open() as file:
             found = json.loads(file.readline()).get("schema")
-        if found != SCHEMA:
+        if found not in READABLE:
             raise ReportError(
-                f"{path}: found schema {found!r}; allowed: {SCHEMA!r}; to fix: report with the "
-                "suite that wrote it, or run again with this one"
+                f"{path}: found schema {found!r}; allowed: {', '.join(READABLE)}; to fix: report "
+                "with the suite that wrote it, or run again with this one"
             )
         file_ = load(path)
     except (OSError, RecordError, ValueError, TypeError, KeyError, AttributeError) as problem:
@@ -99,7 +99,7 @@ def _read(path: Path) -> Source:
     return Source(path, file_.header.get("environment") or {}, tuple(file_.records.values()))
 
 
-def _of_one_suite(sources: Sequence[Source]) -> None:
+def of_one_suite(sources: Sequence[Source]) -> None:
     """Raise ReportError where two files are, or may be, of two states of the suite."""
     remedy = "to fix: run both with one checkout without changes, or report them apart"
     allowed = "allowed: records of one suite"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,15 @@ ONE_STAGING_BLOCK = "conformance.subjects.upstream:OneStagingBlock"
 
 
 def fuzz(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Give a command in a process of its own; runs beside each other have folders of their own."""
     command = [sys.executable, "-m", "fuzz", *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as report:
+        if arguments[0] == "run" and "--report" not in arguments:
+            command += ["--report", report]
+        return _done(command, variables)
+
+
+def _done(command: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **variables}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
@@ -52,6 +61,7 @@ def test_a_finding_is_kept_and_played_again(tmp_path: Path) -> None:
         (["run", "--flashinfer", "9"], "allowed: auto, 0.6.18"),
         (["run", "--histories", "1", "--subject", "vllm@"], "vllm@"),
         (["hunt", "--profile", "long"], "'long' is not one of"),
+        (["hunt", "--database", "db"], "takes no --database"),
         (["walk"], "No such command"),
     ],
 )

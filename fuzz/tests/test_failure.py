@@ -17,8 +17,8 @@ from conformance.tiers import tier
 from fuzz import player, telling
 from fuzz.failure import CHECKS, FLAGS, PLANTED, Finding
 from fuzz.faults import FAULTS
+from fuzz.findings import keep
 from fuzz.history import Fault, History, Part, Shape, Turn
-from fuzz.runner import keep
 from fuzz.tests import blind
 
 SHAPE = Shape(
@@ -199,7 +199,7 @@ def test_the_text_says_all_of_it(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert part in text, f"not told: {part}\n{text}"
     assert 8 <= len(text.splitlines()) <= 24
-    path = keep(tmp_path, history, finding)
+    path = keep(tmp_path, history, telling.told(history, finding))
     assert path.with_suffix(".txt").read_text() == f"{text}\n"
     assert History.loads(path.read_text()) == history
 

@@ -1,6 +1,5 @@
 """What the player finds, in subjects with one fault; and that the right one has none."""
 
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +11,9 @@ from conformance.core.subject import Subject, Unobservable
 from conformance.core.worker import load_subject
 from conformance.tiers import VERSIONS, tier
 from fuzz.faults import FAULTS
+from fuzz.findings import kind
 from fuzz.history import Fault, History, HistoryError, Part, Shape, Turn
 from fuzz.player import Finding, Played, play
-from fuzz.runner import kind, run
 from fuzz.serving import PLAIN, drawn
 from fuzz.tests import blind
 
@@ -160,13 +159,6 @@ def test_findings_of_one_kind_have_one_name() -> None:
     ]  # fmt: skip
     assert {kind(other) for other in others} == {kind(first)}
     assert "differs from golden" in kind(first)
-
-
-def test_minutes_end_where_nothing_can_be_played() -> None:
-    nothing = Unconstructible(blind.Instance)
-    nothing.capabilities = frozenset()
-    tally = run(itertools.count(), PLAIN, nothing, lambda _: tier("twin"), seconds=0.5)
-    assert tally.frames == 0 and tally.unobservable
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])

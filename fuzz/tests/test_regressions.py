@@ -19,11 +19,11 @@ from conformance.core.worker import load_subject
 from conformance.listing import case_ids
 from conformance.tiers import VERSIONS, simulated, tier
 from fuzz.failure import Finding
+from fuzz.findings import kind
 from fuzz.history import History, HistoryError
 from fuzz.player import play
 from fuzz.regressions import CORPUS, CorpusError, Regression, read, regressions
 from fuzz.requirements.test_history import test_a_history_that_was_a_finding_is_none as judge
-from fuzz.runner import kind
 from fuzz.simpler import fewer_parts, fewer_requests, fewer_turns, settled
 from fuzz.tests import blind
 

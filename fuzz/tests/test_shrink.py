@@ -14,9 +14,9 @@ from conformance.tiers import tier
 from fuzz import shrink, simpler
 from fuzz.cli import main
 from fuzz.failure import Finding
+from fuzz.findings import kind
 from fuzz.history import Fault, History, HistoryError, Part, Turn
 from fuzz.player import play
-from fuzz.runner import kind
 from fuzz.serving import Profile, drawn
 from fuzz.simpler import MOVES, settled, size
 from fuzz.tests import blind

@@ -87,7 +87,8 @@ def test_a_line_when_half_a_minute_brought_no_tenth() -> None:
 
 
 def report(test: str, when: str | None, failed: bool = False, **more: Any) -> Any:
-    return SimpleNamespace(nodeid=test, when=when, failed=failed, **more)
+    named = {"nodeid": test, "when": when, "failed": failed}
+    return SimpleNamespace(user_properties=[], **named, **more)
 
 
 def heard(monkeypatch: pytest.MonkeyPatch) -> tuple[Reporter, io.StringIO]:

@@ -1,5 +1,6 @@
 """Record files of processes that died: closed by the driver when known dead, else an error."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,15 +86,20 @@ def test_whoever_comes_first_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "closed"),
-    [(None, True), (frozenset({"gw0"}), True), (frozenset({"gw1"}), False), (frozenset(), False)],
+    ("lost", "closed", "faults"),
+    [
+        (None, True, 1),
+        (frozenset({"gw0"}), True, 1),
+        (frozenset({"gw1"}), False, 1),  # lost before it wrote anything
+        (frozenset(), False, 0),
+    ],
 )
 def test_only_known_dead_are_closed(
-    tmp_path: Path, lost: frozenset[str] | None, closed: bool
+    tmp_path: Path, lost: frozenset[str] | None, closed: bool, faults: int
 ) -> None:
     _writer(tmp_path, 0).start(_record(1))
     process = Process(Request("s", report=tmp_path), "twin", 1)
-    assert settle(process, Ended(1, False, lost)) == closed
+    assert settle(process, Ended(1, False, lost)) == faults
     assert load(tmp_path / NAME).whole is closed
 
 
@@ -107,3 +113,31 @@ def test_who_goes_with_the_controller_is_not_to_blame(
     (process.notes / "faults-gw0.txt").write_text(trace)
     assert settle(process, Ended(-9, False, None)) == 1
     assert len(read_records(tmp_path)) == 1 + blamed
+
+
+def test_a_file_of_the_schema_before_is_read(tmp_path: Path) -> None:
+    _writer(tmp_path, 0).close()
+    path = tmp_path / NAME
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["schema"] = "smla-records/3"
+    for line in lines[1:-1]:
+        del line["history"]  # what /4 added
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_records(tmp_path) == [_record(0)]
+
+
+def test_whoever_listens_hears_the_file(tmp_path: Path) -> None:
+    heard: list[str] = []
+    writer = RecordWriter(tmp_path / NAME, {"a": 1}, heard.append)
+    writer.start(_record(0, Outcome.CRASH))
+    assert load(tmp_path / NAME).open and "".join(heard) == (tmp_path / NAME).read_text()
+    writer.add(_record(0))
+    writer.close()
+    assert "".join(heard) == (tmp_path / NAME).read_text()
+
+
+def test_a_worker_that_left_no_file_is_a_fault(tmp_path: Path) -> None:
+    _writer(tmp_path, 0).close()
+    process = Process(Request("s", report=tmp_path), "twin", 1)
+    assert settle(process, Ended(1, False, frozenset({"gw1"}))) == 1
+    assert settle(process, Ended(0, False, frozenset())) == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.lab import Lab
-from conformance.core.record import Outcome, Record
+from conformance.core.record import SCHEMA, Outcome, Record
 from conformance.core.requirement import requirement
 from conformance.core.verdict import Exit
 from conformance.report.gather import Cell, Model, gather, model_of
@@ -233,7 +233,7 @@ def two_suites_are_refused(lab: Lab, folders: list[Path], root: Path) -> None:
     other = root / "other"
     changes: dict[str, tuple[str, str]] = {
         "commit": (COMMITS[0], COMMITS[1]),
-        "schema": ("smla-records/3", "smla-records/2"),
+        "schema": (SCHEMA, "smla-records/2"),
     }
     for what, (one, another) in changes.items():
         path = other / what / "records-twin-1-main.jsonl"
