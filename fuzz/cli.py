@@ -19,11 +19,13 @@ _TIERS = click.Choice(["twin", "hopper"])
 def _subject(name: str) -> Any:
     import torch
 
+    from conformance.core.allocator import keep_freed_memory
     from conformance.core.run import identify
     from conformance.core.worker import load_subject
     from conformance.subjects import SUBJECTS, own_identity, resolver
 
     torch.set_num_threads(1)  # steps are small: more threads would only wait for each other
+    keep_freed_memory()
     resolve = resolver(name)
     factory = resolve(name) if resolve else SUBJECTS.get(name, name)
     if own_identity(name) is None:
