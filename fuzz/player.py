@@ -17,7 +17,7 @@ from conformance.core.case import Step, parse
 from conformance.core.inputs import StepInputs
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
-from fuzz import engine
+from fuzz import engine, judge
 from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
 from fuzz.plant import Plant
@@ -91,7 +91,10 @@ def play(history: History, subject: Subject, tier: Tier, again: str = "") -> Pla
     player = _Player(history, tier)
     try:
         player.construct(subject, tier, again)
-        player.run()
+        try:
+            player.run()
+        finally:
+            player.settle()  # frames before the one that raised: what is wrong there comes first
     except CheckFailed as problem:
         player.found(str(problem))
     except (HistoryError, Unobservable):
@@ -130,6 +133,7 @@ class _Player:
         self._pool = self._world.block_table.flatten()
         inputs = self._world.draw_step(room, label="room")
         self._shared = self.bench.frame(room, inputs, self._world.block_table)
+        self._waiting = judge.Judge(self.lab, self.bench)
 
     def run(self) -> None:
         """Play every turn."""
@@ -145,6 +149,14 @@ class _Player:
                 if fault or len(self._bundle) >= self._most:
                     self._flush()
         self._flush()
+
+    def settle(self) -> None:
+        """Judge what was played and waits for it; raise CheckFailed for the first wrong frame."""
+        try:
+            self._waiting.settle()
+        finally:
+            self._blame()
+        self.seen.ratio = self.lab.ratio or 0.0
 
     def found(self, message: str, *, crash: bool = False) -> None:
         """Note what went wrong."""
@@ -193,8 +205,7 @@ class _Player:
             self.lab.expect(sorted(seen.need("flags")), expected, f"flags after {self._where}")
         if plant:
             plant.after()
-        self.seen.plans = self.bench.observe().plans or 0
-        self.seen.ratio = max(self.seen.ratio, self.lab.ratio or 0.0)
+        self.seen.plans = seen.plans or 0
 
     def _may_hold(self, bundle: Sequence[_Ready]) -> bool:
         """Whether nothing in a bundle waits for the device: no capture, and bounds for each."""
@@ -287,13 +298,28 @@ class _Player:
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
         if kept:
-            self._world.block_table = ready.table
-            exact = self._world.golden(ready.frame.step, ready.inputs, split=None, rows=kept)
-            owners = [ready.frame.requests[i] for i in ready.frame.step.row_requests]
-            told = ", ".join(f"row {row} of request {owners[row]}" for row in kept[:8])
-            self.lab.golden(self.bench, out[kept], exact, f"{self._where} ({told}, ...)")
+            self._keep(ready, kept, out[kept])
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
+
+    def _keep(self, ready: _Ready, rows: list[int], out: Tensor) -> None:
+        """Let rows of a frame wait for golden."""
+        places = ready.frame.step.row_requests
+        owners = [ready.frame.requests[i] for i in places]
+        told = ", ".join(f"row {row} of request {owners[row]}" for row in rows[:8])
+        played = judge.Played(
+            self._where, self._fault, f"{self._where} ({told}, ...)", ready.inputs, ready.table,
+            rows, [places[row] for row in rows], out,
+        )  # fmt: skip
+        try:
+            self._waiting.add(played)
+        finally:
+            self._blame()
+
+    def _blame(self) -> None:
+        """Where a frame was judged wrong, make it the one at hand."""
+        if self._waiting.wrong is not None:
+            self._where, self._fault = self._waiting.wrong.where, self._waiting.wrong.fault
 
     def _routing(self, ready: _Ready) -> None:
         """Hold the rows that the subject says it computes against the turn's."""
