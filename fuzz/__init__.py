@@ -4,6 +4,8 @@
 * `engine`: what follows from it: what the host knew and what the device had, frame by frame;
 * `faults`: what can be planted, and whether it must leave outputs right or be noticed;
 * `serving`: histories drawn from a seed;
+* `profiles`: what a run draws, by name;
+* `judge`: rows of many frames, held against golden at once;
 * `player`: a history on a subject and a tier, every live row held against golden;
 * `failure`: a finding as data; `telling`: its text;
 * `shrink`: the smallest history of a finding; `simpler`: what it tries;

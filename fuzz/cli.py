@@ -34,9 +34,11 @@ def factory_of(name: str) -> tuple[str, Identity]:
 def _subject(name: str) -> Any:
     import torch
 
+    from conformance.core.allocator import keep_freed_memory
     from conformance.core.worker import load_subject
 
     torch.set_num_threads(1)  # steps are small: more threads would only wait for each other
+    keep_freed_memory()
     factory, _ = factory_of(name)
     return load_subject(factory)
 

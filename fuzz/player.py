@@ -17,7 +17,7 @@ from conformance.core.case import Step, parse
 from conformance.core.inputs import StepInputs
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
-from fuzz import engine, failure
+from fuzz import engine, failure, judge
 from fuzz.failure import Finding
 from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
 from fuzz.plant import Plant
@@ -89,7 +89,10 @@ def play(
     player = _Player(history, tier)
     try:
         player.construct(subject, tier, again, kernels)
-        player.run()
+        try:
+            player.run()
+        finally:
+            player.settle()  # frames before the one that raised: what is wrong there comes first
     except CheckFailed as problem:
         player.found(problem)
     except (HistoryError, Unobservable):
@@ -131,6 +134,7 @@ class _Player:
         self._width = self._world.block_table.shape[1]
         inputs = self._world.draw_step(room, label="room")
         self._shared = self.bench.frame(room, inputs, self._world.block_table)
+        self._waiting = judge.Judge(self.lab, self.bench)
 
     def run(self) -> None:
         """Play every turn."""
@@ -150,6 +154,14 @@ class _Player:
         self._flush()
         same = self.bench.cache_bytes().equal(self._world.raw)
         self.lab.expect(same, True, "whether the cache is as it was")
+
+    def settle(self) -> None:
+        """Judge what was played and waits for it; raise CheckFailed for the first wrong frame."""
+        try:
+            self._waiting.settle()
+        finally:
+            self._blame()
+        self.seen.ratio = self.lab.ratio or 0.0
 
     def found(self, problem: Exception) -> None:
         """Note what went wrong, and the schedule as it stands."""
@@ -233,8 +245,7 @@ class _Player:
             self.lab.expect(sorted(seen.need("flags")), expected, f"flags after {self._where}")
         if plant:
             plant.after()
-        self.seen.plans = self.bench.observe().plans or 0
-        self.seen.ratio = max(self.seen.ratio, self.lab.ratio or 0.0)
+        self.seen.plans = seen.plans or 0
 
     def _turn_to(self, ready: _Ready) -> None:
         self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
@@ -346,33 +357,36 @@ class _Player:
         out = self.bench.read(ready.buffers.out)
         rows = min(step.rows, ready.metadata.num_rows, plant.rows if plant else step.rows)
         kept = [row for row in range(rows) if not (plant and row in plant.spared)]
-        self._kept = kept
-        self._world.block_table = ready.table
-        self._against_golden(self.bench, ready, ready.inputs, out, kept, self._where)
+        if kept:
+            self._keep(ready, kept, out[kept])
         layer = plant.layer if plant else None
-        if layer:
-            layer.bench.world.block_table = ready.table
-            second = self.bench.read(layer.buffers.out)
-            where = f"{self._where}, second layer"
-            self._against_golden(layer.bench, ready, layer.inputs, second, kept, where)
+        if layer and kept:
+            self._kept, layer.bench.world.block_table = kept, ready.table
+            second = self.bench.read(layer.buffers.out)[kept]
+            exact = layer.bench.world.golden(ready.frame.step, layer.inputs, split=None, rows=kept)
+            self.lab.golden(layer.bench, second, exact, f"{self._where}, second layer")
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
 
-    def _against_golden(
-        self,
-        bench: benches.Bench,
-        ready: _Ready,
-        inputs: StepInputs,
-        out: Tensor,
-        kept: Sequence[int],
-        where: str,
-    ) -> None:
-        if not kept:
-            return
-        exact = bench.world.golden(ready.frame.step, inputs, split=None, rows=kept)
-        owners = [ready.frame.requests[i] for i in ready.frame.step.row_requests]
-        told = ", ".join(f"row {row} of request {owners[row]}" for row in kept[:8])
-        self.lab.golden(bench, out[kept], exact, f"{where} ({told}, ...)")
+    def _keep(self, ready: _Ready, rows: list[int], out: Tensor) -> None:
+        """Let rows of a frame wait for golden."""
+        places = ready.frame.step.row_requests
+        owners = [ready.frame.requests[i] for i in places]
+        told = ", ".join(f"row {row} of request {owners[row]}" for row in rows[:8])
+        played = judge.Played(
+            self._where, self._fault, f"{self._where} ({told}, ...)", ready.inputs, ready.table,
+            rows, [places[row] for row in rows], out, ready,
+        )  # fmt: skip
+        try:
+            self._waiting.add(played)
+        finally:
+            self._blame()
+
+    def _blame(self) -> None:
+        """Where a frame was judged wrong, make it the one at hand."""
+        if self._waiting.wrong is not None:
+            self._turn_to(self._waiting.wrong.origin)
+            self._kept = list(self._waiting.wrong.rows)
 
     def _routing(self, ready: _Ready) -> None:
         """Hold the rows that the subject says it computes against the turn's.

@@ -26,12 +26,18 @@ _HEADS = (16, 16, 1, 8, 64, 65, 128)
 class Profile:
     """What a run draws. turns: of a history, at most. faults: whether any are planted.
 
-    shape: what every history's shape has, by name, of `fuzz.history.Shape`.
+    shape: what every history's shape has, by name, of `fuzz.history.Shape`. chunk: most query
+    tokens of a prefill in a turn, 0 for as many as the budget has room for. preempts: a running
+    request is preempted in one of so many turns, on average, and a decode finishes in one of
+    `finishes`.
     """
 
     turns: int = 16
     faults: bool = True
     shape: tuple[tuple[str, Any], ...] = ()
+    chunk: int = 0
+    preempts: int = 12
+    finishes: int = 14
 
 
 PLAIN = Profile()
@@ -45,7 +51,7 @@ def drawn(seed: int, profile: Profile = PLAIN) -> History:
     before: Step | None = None
     count = draw.fork("turns").randint(max(profile.turns // 2, 1), profile.turns + 1)
     for number in range(count):
-        turn = _turn(draw.fork(f"turn {number}"), engine, shape)
+        turn = _turn(draw.fork(f"turn {number}"), engine, shape, profile)
         frames = engine.take(turn)
         step = frames[0].step
         places = places_in(turn, step, shape, captured, before, last=number == count - 1)
@@ -104,12 +110,12 @@ def _shape(draw: Draw) -> Shape:
     )
 
 
-def _turn(draw: Draw, engine: Engine, shape: Shape) -> Turn:
+def _turn(draw: Draw, engine: Engine, shape: Shape, profile: Profile) -> Turn:
     """Draw a turn that the engine can make."""
     requests, room = engine.requests, shape.longest - 2 * (1 + shape.drafts) - 2
     full = [n for n in engine.running if requests[n].tokens > room]
     kept = [n for n in engine.running if n not in full]
-    preempt = [n for n in kept if draw.randint(0, 12) == 0]
+    preempt = [n for n in kept if draw.randint(0, profile.preempts) == 0]
     kept = [n for n in kept if n not in preempt]
     waiting = [n for n in requests if n not in kept and n not in full]
     arrive: list[int] = []
@@ -123,7 +129,7 @@ def _turn(draw: Draw, engine: Engine, shape: Shape) -> Turn:
     left |= {engine.arrived + i: prompt for i, prompt in enumerate(arrive)}
     holding, rows = {*kept, *full}, sum(part.queries for part in parts)
     for number, whole in left.items():
-        most = min(whole, shape.budget - rows)
+        most = min(whole, shape.budget - rows, profile.chunk or whole)
         if most and len(holding | {number}) <= shape.slots and draw.randint(0, 5):
             holding.add(number)
             parts.append(Part(number, draw.choice((most, draw.randint(1, most + 1)))))
@@ -135,7 +141,7 @@ def _turn(draw: Draw, engine: Engine, shape: Shape) -> Turn:
         preempt=tuple(preempt),
         parts=tuple(parts),
         device=tuple(device),
-        finish=(*full, *(n for n in decodes if draw.randint(0, 14) == 0)),
+        finish=(*full, *(n for n in decodes if draw.randint(0, profile.finishes) == 0)),
         drafting=draw.randint(1, shape.drafts + 1) if drafting else 0,
         graph=graph,
         padding=0 if graph else draw.choice((0, 0, 1, 5, MOST_PADDING)),

@@ -7,7 +7,8 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class DecodeSums:
-    """What errors in decoding the cache are weighted with. float64; s' is s minus its mean.
+    """What errors in decoding the cache are weighted with. float32 or float64 (three digits
+    count); s' is s minus its mean.
 
     value_shift [rows, heads, ckv]: sum p s' v, the change of out when all logits are scaled.
     logit_noise_sq [rows, heads, ckv]: sum p^2 c^2 (v - out)^2, where
@@ -25,7 +26,9 @@ class DecodeSums:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """The exact answer and the sums that bound an engine's error. float64, on q's device.
+    """The exact answer and the sums that bound an engine's error, on q's device.
+
+    out, lse and logit_reach are float64, the other sums float64 where float32 has not the range.
 
     out [rows, heads, ckv]: 0 in rows without tokens.
     lse [rows, heads]: natural log of sum exp(s); -inf in rows without tokens.

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -47,6 +47,7 @@ class PagedBytes:
     block_size: int
     block_stride_rows: int
     scale: float = 1.0
+    _decoded: tuple[int, torch.Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.fmt not in _BYTES:
@@ -83,6 +84,14 @@ class PagedBytes:
         """Whole rows in the storage."""
         return self.data.numel() // self.row_bytes
 
+    def decoded(self) -> "PagedBytes":
+        """The same, with every row decoded already, for many calls of `gather`.
+
+        Bytes that torch changes afterwards are noticed, and decoded at each call as ever.
+        """
+        every = self.gather(torch.arange(self.rows, device=self.data.device))
+        return replace(self, _decoded=(self.data._version, every))
+
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """float64 `[*slots.shape, head_dim]`: the decoded rows at `slots` (int64), scaled.
 
@@ -93,6 +102,8 @@ class PagedBytes:
             raise IndexError(
                 f"slots {int(flat.min())}..{int(flat.max())} of a cache of {self.rows} rows"
             )
+        if self._decoded is not None and self._decoded[0] == self.data._version:
+            return self._decoded[1].index_select(0, flat).view(*slots.shape, self.head_dim)
         stored = self.data.view(-1)[: self.rows * self.row_bytes].view(self.rows, self.row_bytes)
         raw = stored.index_select(0, flat)
         if self.fmt == "bf16":  # a BF16 value is the upper half of a float32

@@ -153,6 +153,11 @@ class Draw:
         """int64 [n]: the integers of `range(n)` in drawn order."""
         return torch.argsort(self._words(n, device), stable=True)
 
+    def permutations(self, lengths: Sequence[int], device: Device = "cpu") -> list[torch.Tensor]:
+        """What as many calls of `permutation` return, for less work."""
+        parts = self._words(sum(lengths), device).split([*lengths])
+        return [torch.argsort(words, stable=True) for words in parts]
+
     def _words(self, count: int, device: Device) -> torch.Tensor:
         """The next `count` words, int64 [count]."""
         return torch.cat([*self._blocks(count, device)])

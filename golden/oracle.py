@@ -7,8 +7,8 @@ row and v_i its compressed part::
 
 NaN and Inf in selected rows go wherever this arithmetic takes them. Beside the answer stand
 the sums from which `golden.tolerance` bounds an honest engine's error. Three digits of those
-are plenty: they are formed in float32, from values normalised per row and dimension so that
-squares neither overflow nor vanish.
+are plenty: they are formed in float32, from values that are normalised per row and dimension
+where squares would overflow or vanish.
 """
 
 import math
@@ -21,6 +21,7 @@ from golden.answer import DecodeSums, Golden
 from golden.cache import PagedBytes
 
 _CHUNK_ELEMENTS = 2**23  # decoded cache elements held at a time: 64 MiB as float64
+_FINE = (2.0**-20, 2.0**20)  # largest values of a dimension that float32 needs no normalising for
 
 
 def attend(
@@ -55,39 +56,57 @@ def attend(
     _check(q_nope, q_pe, cache, block_table, request, tokens, split, chunk_rows)
     device = q_nope.device
     block_table, request = block_table.to(device), request.to(device)
-    rows, heads, ckv = q_nope.shape
+    rows, _, ckv = q_nope.shape
     q = torch.cat([q_nope.double(), q_pe.double()], dim=-1)
     lengths = [len(row) for row in tokens]
     exact = cache.fmt == "bf16" or math.frexp(cache.scale)[0] == 0.5  # a power of two
-
-    def full(*tail: int) -> torch.Tensor:
-        return torch.zeros(rows, heads, *tail, dtype=torch.float64, device=device)
-
-    golden = Golden(
-        out=full(ckv),
-        lse=full() - torch.inf,
+    order, parts = [], []
+    for chosen in _chunks(lengths, cache.head_dim, chunk_rows):
+        whole = len(chosen) == rows
+        index = torch.arange(rows) if whole else torch.tensor(chosen)
+        index = index.to(device)
+        owners = request if whole else request[index]
+        picked = tokens if whole else [tokens[i] for i in chosen]
+        slots, used = _slots(cache, block_table, owners, picked)
+        keys = cache.gather(slots)
+        part = _attend_chunk(q if whole else q[index], keys, used, ckv, sm_scale, split, exact)
+        order.append(index)
+        parts.append(part)
+    total = parts[0] if len(parts) == 1 and len(order[0]) == rows else None
+    if total is None:
+        blank = _blank(torch.tensor([not n for n in lengths], device=device), q, ckv, exact)
+        order.append(blank.pop("rows"))
+        place = torch.cat(order).argsort()
+        total = {
+            name: torch.cat([part[name] for part in (*parts, blank)]).index_select(0, place)
+            for name in blank
+        }
+    decode = {field.name: total.pop(field.name) for field in fields(DecodeSums) if not exact}
+    return Golden(
+        **total,
         count=torch.tensor(lengths, dtype=torch.int64, device=device),
-        value_sq=full(ckv),
-        value_sq_p=full(ckv),
-        partials=full(ckv),
-        partials_sq=full(ckv),
-        logit_reach=full(),
-        decode=None if exact else DecodeSums(full(ckv), full(ckv), full(), full()),
+        decode=None if exact else DecodeSums(**decode),
         head_dim=cache.head_dim,
     )
-    for chosen in _chunks(lengths, cache.head_dim, chunk_rows):
-        index = torch.tensor(chosen, device=device)
-        slots, used = _slots(cache, block_table, request[index], [tokens[i] for i in chosen])
-        keys = cache.gather(slots)
-        keys[(~used).nonzero(as_tuple=True)] = 0.0
-        part = _attend_chunk(q[index], keys, used, ckv, sm_scale, split, exact)
-        _scatter(golden, index, part)
-    return golden
+
+
+def _blank(none: torch.Tensor, q: torch.Tensor, ckv: int, exact: bool) -> dict[str, torch.Tensor]:
+    """What `_attend_chunk` returns, for rows without tokens, and their numbers as "rows"."""
+    rows, heads = none.nonzero().flatten(), q.shape[1]
+    of_heads = q.new_zeros(len(rows), heads)
+    of_values = torch.zeros((len(rows), heads, ckv), dtype=torch.float32, device=q.device)
+    blank = {"rows": rows, "out": of_values.double(), "lse": of_heads - torch.inf}
+    blank["logit_reach"] = of_heads
+    blank |= dict.fromkeys(("value_sq", "value_sq_p", "partials", "partials_sq"), of_values)
+    if not exact:
+        blank |= dict.fromkeys(("value_shift", "logit_noise_sq"), of_values)
+        blank |= dict.fromkeys(("logit_noise_max", "logit_fourth"), of_heads)
+    return blank
 
 
 def _attend_chunk(
     q: torch.Tensor,  # [r, heads, head_dim]
-    keys: torch.Tensor,  # [r, n, head_dim], 0 where unused
+    keys: torch.Tensor,  # [r, n, head_dim]; a token of the row where unused
     used: torch.Tensor,  # bool [r, n], at least one in each row
     ckv: int,
     sm_scale: float,
@@ -95,46 +114,57 @@ def _attend_chunk(
     exact: bool,
 ) -> dict[str, torch.Tensor]:
     """Golden's and DecodeSums' fields, by name, for rows that have tokens."""
-    values = keys[..., :ckv]
-    s = (q @ keys.mT).mul_(sm_scale).masked_fill_(~used[:, None], -torch.inf)
+    unused = None if bool(used.all()) else ~used
+    keys32 = keys.float()
+    largest = keys32.abs().amax(1)  # [r, head_dim]
+    if unused is not None and not bool(largest.isfinite().all()):
+        # Elsewhere a weight of 0 suffices; it would make NaN of these.
+        padding = unused.nonzero(as_tuple=True)
+        keys[padding], keys32[padding] = 0.0, 0.0
+        largest = keys32.abs().amax(1)
+    values, unit_values, unit = keys[..., :ckv], keys32[..., :ckv], None
+    if not bool(((largest == 0) | (largest > _FINE[0]) & (largest < _FINE[1])).all()):
+        unit = largest[:, None, :ckv]
+        unit = torch.where(unit > 0, unit, 1.0)  # [r, 1, ckv]
+        unit_values = unit_values / unit
+        unit = unit.double()
+
+    def scaled(sums: torch.Tensor, power: int = 1) -> torch.Tensor:
+        return sums if unit is None else sums.double() * unit**power
+
+    s = (keys @ q.mT).mT.mul_(sm_scale)
+    if unused is not None:
+        s.masked_fill_(unused[:, None], -torch.inf)
     lse = s.logsumexp(-1)
     p = (s - lse[..., None]).exp_()
-
-    unit_values = values.float()
-    unit = torch.maximum(unit_values.amax(1, keepdim=True), -unit_values.amin(1, keepdim=True))
-    unit = torch.where(unit > 0, unit, 1.0)  # [r, 1, ckv]
-    unit_values /= unit
-    unit = unit.double()
+    p32 = p.float()
     if split is None:
         out = p @ values
-        partials = (p.float() @ unit_values.abs()).double() * unit
+        partials = scaled(p32 @ unit_values.abs())
         partials_sq = partials.square()
     else:
         out, partials, partials_sq = _by_pieces(p, values, used, split)
 
-    p32 = p.float()
     weights = [p32, p32 * p32]
-    key_norm = keys.norm(dim=-1)
+    key_norm = (keys32 if unit is None else keys).norm(dim=-1)
     # An infinite key has weight 0 or makes its row NaN: either way no bound needs its norm.
-    key_norm = torch.where(key_norm.isfinite(), key_norm, 0.0)
+    key_norm = torch.where(key_norm.isfinite(), key_norm, 0.0).amax(-1, keepdim=True).double()
     part = {"out": out, "lse": lse, "partials": partials, "partials_sq": partials_sq}
-    part["logit_reach"] = abs(sm_scale) * q.norm(dim=-1) * key_norm.amax(-1, keepdim=True)
+    part["logit_reach"] = abs(sm_scale) * q.norm(dim=-1) * key_norm
     if not exact:
-        noise_sq = (q.square().float() @ keys.float().square_().mT).mul_(sm_scale * sm_scale)
+        noise_sq = (q.square().float() @ keys32.square().mT).mul_(sm_scale * sm_scale)
         weights.append(weights[1] * noise_sq)
-        s0 = s.masked_fill(~used[:, None], 0.0)
+        s0 = s if unused is None else s.masked_fill(unused[:, None], 0.0)
         centred = s0 - (p * s0).sum(-1, keepdim=True)
         part["logit_noise_max"] = noise_sq.amax(-1).sqrt().double()
         part["logit_fourth"] = (p * centred.square().square_()).sum(-1).sqrt()
         linear = torch.cat([(p * centred).float(), weights[2]], 1) @ unit_values
-        shift, noise_v = (linear.double() * unit).chunk(2, 1)
-        part["value_shift"] = shift
-    squares = torch.cat(weights, 1) @ unit_values.square()
-    moments = (squares.double() * unit * unit).chunk(len(weights), 1)
+        part["value_shift"], noise_v = scaled(linear).chunk(2, 1)
+    moments = scaled(torch.cat(weights, 1) @ unit_values.square(), 2).chunk(len(weights), 1)
     part["value_sq"], part["value_sq_p"] = moments[:2]
     if not exact:
-        total = weights[2].sum(-1, keepdim=True).double()
-        noise = moments[2] - 2 * out * noise_v + out * out * total
+        total, size = weights[2].sum(-1, keepdim=True), out.to(noise_v.dtype)
+        noise = moments[2] - 2 * size * noise_v + size * size * total
         part["logit_noise_sq"] = noise.clamp_(min=0)
     return part
 
@@ -199,13 +229,6 @@ def _chunks(lengths: Sequence[int], head_dim: int, chunk_rows: int) -> Iterator[
         group.append(row)
     if group:
         yield group
-
-
-def _scatter(golden: Golden, index: torch.Tensor, part: dict[str, torch.Tensor]) -> None:
-    for target in (golden, golden.decode):
-        for field in fields(target) if target else ():
-            if field.name in part:
-                getattr(target, field.name)[index] = part[field.name]
 
 
 def _check(

@@ -115,12 +115,12 @@ class World:
 
     def unselected(self, step: Step, tokens: Sequence[Tensor]) -> list[int]:
         """Return every cache row that no live row of the step selects."""
-        chosen = {
-            self.slot(request, token)
-            for request, row in zip(step.row_requests, tokens, strict=True)
-            for token in row.tolist()
-        }
-        return [slot for slot in range(self.num_blocks * self.stride_rows) if slot not in chosen]
+        free = torch.ones(self.num_blocks * self.stride_rows, dtype=torch.bool)
+        size = self.config.geometry.block_size
+        for request, row in zip(step.row_requests, tokens, strict=True):
+            blocks = self.block_table[request].long()[row // size]
+            free[blocks * self.stride_rows + row % size] = False
+        return free.nonzero().flatten().tolist()
 
     def slot(self, request: int, token: int) -> int:
         """Return the cache row of a request's token."""
@@ -131,7 +131,7 @@ class World:
         """Draw selections and queries; another `label` gives others for the same lengths."""
         config, geometry = self.config, self.config.geometry
         draw = self.case.draw.fork(f"inputs{label}")
-        tokens = [self._select(draw, context) for context in step.contexts()]
+        tokens = self._select(draw, step.contexts())
         topk = torch.full((step.padded_rows, geometry.topk_width), -1, dtype=torch.int32)
         for row, chosen in enumerate(tokens):
             topk[row, : chosen.numel()] = chosen
@@ -143,16 +143,24 @@ class World:
             draw.bf16((rows, heads, config.head_dim_kpe), self.device),
         )
 
-    def _select(self, draw: Draw, context: int) -> Tensor:
-        """Draw a row's selection: the newest tokens, which a model always keeps, and others."""
-        geometry = self.config.geometry
-        count = valid_count(context, geometry)
-        if count == context:
-            return draw.permutation(context)
-        kept = max(context % geometry.index_kpool, 1)
-        others = draw.permutation(context - kept)[: count - kept]
-        newest = torch.arange(context - kept, context)
-        return torch.cat([others, newest])[draw.permutation(count)]
+    def _select(self, draw: Draw, contexts: Sequence[int]) -> list[Tensor]:
+        """Draw rows' selections: the newest tokens, which a model always keeps, and others."""
+        geometry, lengths, plans = self.config.geometry, [], []
+        for context in contexts:
+            count = valid_count(context, geometry)
+            kept = max(context % geometry.index_kpool, 1) if count < context else 0
+            plans.append((context, count, kept))
+            lengths += [context - kept, count] if kept else [count]
+        drawn = iter(draw.permutations(lengths))
+        selections = []
+        for context, count, kept in plans:
+            if kept:
+                others = next(drawn)[: count - kept]
+                newest = torch.arange(context - kept, context)
+                selections.append(torch.cat([others, newest])[next(drawn)])
+            else:
+                selections.append(next(drawn))
+        return selections
 
     def golden(
         self,

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from conformance import logs, settings
+from conformance.core.allocator import keep_freed_memory
 from conformance.core.away import Sender, only_of, until
 from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
@@ -218,6 +219,7 @@ def load_subject(name: str) -> Subject:
 
 @pytest.fixture(scope="session")
 def _subject(pytestconfig: pytest.Config) -> Subject:
+    keep_freed_memory()
     return load_subject(pytestconfig.option.subject)
 
 

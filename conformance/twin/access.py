@@ -121,7 +121,8 @@ class AccessLog:
         """Reads at or behind a row's valid count (rows that `valid` does not hold count 0)."""
         reads = self._entries()
         counts = dict(valid) if isinstance(valid, Mapping) else dict(enumerate(valid))
-        ends = np.array([counts.get(int(row), 0) for row in reads["row"]], np.int64)
+        rows, place = np.unique(reads["row"], return_inverse=True)
+        ends = np.array([counts.get(row, 0) for row in rows.tolist()], np.int64)[place]
         return _touches(reads[reads["position"] >= ends])
 
     def stand_ins(self) -> list[Touch]:

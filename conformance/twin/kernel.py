@@ -16,6 +16,7 @@ run adds them to the first row of its tensors, so a plan may cover a slice of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,7 @@ class _PackedRows:
     valid: torch.Tensor
     row: torch.Tensor  # 0 where not valid
     head: torch.Tensor
+    whole: torch.Tensor | None  # the query rows, where each item has all heads of one
 
     @classmethod
     def of(cls, works: Works, widths: torch.Tensor, heads: int) -> _PackedRows:
@@ -91,7 +93,14 @@ class _PackedRows:
         valid = lane < widths[:, None]
         packed = works.q_start[:, None] + lane
         row = (works.q_indptr[:, None] + packed // heads) * valid
-        return cls(valid, row, packed % heads * valid)
+        aligned = bool((widths == heads).all()) and not bool((works.q_start % heads).any())
+        return cls(valid, row, packed % heads * valid, row[:, 0] if aligned else None)
+
+    def pick(self, queries: torch.Tensor) -> torch.Tensor:
+        """Float32 [items, width, dim] of queries [rows, heads, dim]."""
+        if self.whole is not None:
+            return queries.index_select(0, self.whole).float()
+        return queries[self.row, self.head].float()
 
 
 def _chunks(
@@ -122,8 +131,8 @@ def _attend(
     if packed.row.numel() and int(packed.row.max()) >= limit:
         raise TwinFault(f"work items reach query row {int(packed.row.max())} of {limit}")
     scale = float(torch.tensor(call.sm_scale).float() * torch.tensor(LOG2E).float())
-    q_nope = call.q_nope[packed.row, packed.head].float()
-    q_pe = call.q_pe[packed.row, packed.head].float() if reader.has_kpe else None
+    q_nope = packed.pick(call.q_nope)
+    q_pe = packed.pick(call.q_pe) if reader.has_kpe else None
     peak = torch.full(packed.row.shape, semantics.minus_inf)
     total = torch.full(packed.row.shape, semantics.initial_sum)
     o = torch.zeros(q_nope.shape)
@@ -208,6 +217,11 @@ class _Reader:
                 )
             )
         present = inside if last and not complete else None
+        if present is not None and rules.minus_inf == -math.inf:
+            # Lanes that no item loads add exact zeros to its sums, where they are masked in all.
+            used = int((bound - first).clamp(0, tile).max())
+            if used and bool(masked[:, used:].all()):
+                slots, present, masked = slots[:, :used], present[:, :used], masked[:, :used]
         scales = None if self._scales is None else self._scales.read(slots)
         ckv = self._ckv.read(slots, present, scales)
         kpe = self._kpe.read(slots, present) if self.has_kpe else None
@@ -242,7 +256,11 @@ class _Writer:
 
     def store(self, works: Works, packed: _PackedRows, o: torch.Tensor, lse: torch.Tensor) -> None:
         """Write each valid packed row to the output, or to its place among the partial results."""
-        whole = (works.partial_indptr == UNSPLIT)[:, None]
+        unsplit = works.partial_indptr == UNSPLIT
+        if packed.whole is not None:
+            self._store_rows(packed.whole, works.partial_indptr, unsplit, o, lse)
+            return
+        whole = unsplit[:, None]
         final = packed.valid & whole
         if bool(final.any()):
             self._finish(packed.row[final], packed.head[final], o[final], lse[final])
@@ -252,6 +270,29 @@ class _Writer:
             self._check_partial(at)
             self._partial_o[at] = o[part].to(self._out.dtype)
             self._partial_lse[at] = lse[part]
+
+    def _store_rows(
+        self,
+        row: torch.Tensor,
+        partial: torch.Tensor,
+        unsplit: torch.Tensor,
+        o: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """The same for items that have all heads of a row each."""
+        o = o.to(self._out.dtype)
+        final = unsplit.nonzero().flatten()
+        if len(final):
+            some = row[final]
+            self._out[some] = o[final]
+            if self._lse is not None:
+                self._lse[some] = lse[final] * self._base
+        part = (~unsplit).nonzero().flatten()
+        if len(part):
+            at = (partial[part][:, None] + torch.arange(self._heads)).flatten()
+            self._check_partial(at)
+            self._partial_o[at] = o[part].flatten(0, 1)
+            self._partial_lse[at] = lse[part].flatten()
 
     def merge(self, jobs: np.ndarray) -> None:
         """Combine the partial results of split rows; a job is one CTA's (planner.MERGE_FIELDS)."""
@@ -282,7 +323,8 @@ class _Writer:
             self._finish(torch.from_numpy(row[some]), torch.from_numpy(head[some]), o, lse)
 
     def _combine(self, at: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        lse, values = self._partial_lse[at], self._partial_o[at].float()
+        lse = self._partial_lse[at]
+        values = self._partial_o.index_select(0, at.flatten()).float().view(*at.shape, -1)
         if not bool(inside.all()):
             lse[~inside], values[~inside] = -torch.inf, 0
         return combine(lse, values, self._semantics)

@@ -51,16 +51,13 @@ class Cache:
         any_foreign = bool(foreign.any())
         safe = slots.clamp(0, self.num_slots - 1) if any_foreign or present is not None else slots
         raw = _rows(self._rows, safe) if self.num_slots else self._nothing(slots)
-        if not self._fp8:
-            if any_foreign:
-                raw[foreign] = float("nan")
-            if present is not None:
-                raw[~present] = 0
-            return raw.float()
         if any_foreign:
-            raw[foreign] = FOREIGN_CODE
+            raw[foreign] = FOREIGN_CODE if self._fp8 else float("nan")
         if present is not None:
-            raw[~present] = 0
+            absent = (~present).flatten().nonzero().flatten()
+            raw.view(-1, self.dim).index_fill_(0, absent, 0)
+        if not self._fp8:
+            return raw.float()
         if scales is None:
             return _rows(self._scaled, raw)
         return (_rows(_e4m3_values(), raw) * scales).bfloat16().float()

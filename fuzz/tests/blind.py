@@ -217,3 +217,24 @@ class ClearsPadding(Instance):
     def forward(self, *args: Any, **options: Any) -> None:
         super().forward(*args, **options)
         self.runtime.native_run(args[6][args[4].num_rows :].zero_)
+
+
+class SpoilsSome(Instance):
+    """Spoils the last row of some forwards, counted from 0, and breaks down in another."""
+
+    spoiled: tuple[int, ...] = ()
+    breaks: int | None = None
+    forwards = 0
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        number, self.forwards = self.forwards, self.forwards + 1
+        if number == self.breaks:
+            raise RuntimeError("broken down")
+        super().forward(*args, **options)
+        if number in self.spoiled:
+            args[6][args[4].num_rows - 1, 0, 0] += 1
+
+
+def spoiling(*spoiled: int, breaks: int | None = None) -> Faulty:
+    """Return a subject whose instances spoil some forwards, and break down in another."""
+    return Faulty(type("Spoils", (SpoilsSome,), {"spoiled": spoiled, "breaks": breaks}))

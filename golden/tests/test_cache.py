@@ -36,6 +36,25 @@ def test_the_scale_multiplies_both_parts_exactly():
     assert torch.equal(scaled, plain * 0.0123)
 
 
+@pytest.mark.parametrize("fmt, scale", [("bf16", 1.0), ("e4m3", 0.0123)])
+def test_a_decoded_cache_is_the_same_until_its_bytes_change(fmt, scale):
+    data = Draw("decoded").bits([9, 6]).view(torch.uint8).flatten()
+    plain = PagedBytes(data, fmt, 4, 2, 4, 4, scale=scale)
+    decoded, slots = plain.decoded(), torch.tensor([[3, 0], [plain.rows - 1, 3]])
+
+    def same():
+        return decoded.gather(slots).equal(plain.gather(slots))
+
+    data.view(-1)[:] &= 0x3F  # no NaN, which equals nothing
+    decoded = plain.decoded()
+    assert same() and decoded.gather(slots).shape == (2, 2, 6)
+    with pytest.raises(IndexError, match="slots"):
+        decoded.gather(torch.tensor([plain.rows]))
+    before = plain.gather(slots)
+    data.view(plain.rows, -1)[3] += 1
+    assert not before.equal(plain.gather(slots)) and same()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -87,6 +87,16 @@ def test_ints_fill_their_range_evenly():
     assert Draw("ints").ints([4096], 0, 2**31).max() > 2**30
 
 
+@pytest.mark.parametrize("lengths", [[], [0], [5], [7, 0, 1, 300, 2]])
+def test_permutations_are_those_of_as_many_calls(lengths):
+    together, apart = Draw("several"), Draw("several")
+    drawn = together.permutations(lengths)
+    assert len(drawn) == len(lengths)
+    for n, permutation in zip(lengths, drawn, strict=True):
+        assert permutation.equal(apart.permutation(n))
+    assert together.randint(0, 2**60) == apart.randint(0, 2**60)
+
+
 def test_samples_and_permutations_are_what_they_say():
     draw = Draw("sample")
     assert sorted(draw.permutation(1000).tolist()) == [*range(1000)]

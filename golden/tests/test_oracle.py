@@ -103,7 +103,8 @@ def test_sums_equal_their_definitions(fmt, scale):
 
 
 def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
+    atol = 1e-6 * expected.abs().max().item()
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=atol)
 
 
 def test_chunks_change_nothing():
@@ -139,6 +140,21 @@ def test_extreme_values_keep_their_bounds():
     case.cache.data.view(torch.bfloat16).mul_(2.0**120)
     golden = case.attend(sm_scale=2.0**-120)
     assert golden.value_sq.isfinite().all() and (golden.value_sq_p > 0).all()
+
+
+@pytest.mark.parametrize("exponent", [-100, -40, 40, 100])
+def test_a_dimension_of_any_size_has_its_sums(exponent):
+    """One dimension's values are far from the others': its squares are beyond float32."""
+    case, plain = Case("sizes", [50, 7], ckv=8, kpe=0), Case("sizes", [50, 7], ckv=8, kpe=0)
+    stored = case.cache.data.view(torch.bfloat16).view(-1, 8)
+    stored[:, 3] *= 2.0**exponent
+    case.q[..., 3], plain.q[..., 3] = 0, 0
+    golden, expected, factor = case.attend(), plain.attend(), torch.ones(8)
+    factor[3] = 2.0**exponent
+    for name in ("value_sq", "value_sq_p", "partials", "partials_sq"):
+        power = 1 if name == "partials" else 2
+        want = getattr(expected, name).double() * factor**power
+        torch.testing.assert_close(getattr(golden, name).double(), want, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(
