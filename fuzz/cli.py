@@ -31,7 +31,8 @@ def factory_of(name: str) -> tuple[str, Identity]:
     return factory, own_identity(name) or identify(factory, name)
 
 
-def _subject(name: str) -> Any:
+def load(name: str) -> Any:
+    """Return a subject by its name on the command line."""
     import torch
 
     from conformance.core.allocator import keep_freed_memory
@@ -98,7 +99,7 @@ def hunt_command(
     if database is not None and profile == "ci":
         raise click.UsageError("profile ci is the same each time, so it takes no --database")
     kept_in = None if database is None else database_of(database)
-    loaded, chosen = _subject(subject), _tier(tier, flashinfer)(2)
+    loaded, chosen = load(subject), tier_of(tier, flashinfer)(2)
     seen: list[bool] = []
     try:
         found = hunt(profile, loaded, chosen, kept_in, seen.append)
@@ -127,13 +128,13 @@ def replay_command(subject: str, tier: str, flashinfer: str, files: tuple[Path, 
     from fuzz.player import play
     from fuzz.telling import told
 
-    loaded, found, seen = _subject(subject), 0, 0
+    loaded, found, seen = load(subject), 0, 0
     histories = [(path, _read(path)) for path in files]
     for path, history in histories:
         try:
             at = where(subject, tier, flashinfer, history.seed)
             again = f"python -m fuzz replay {at} {quote(str(path))}"
-            played = play(history, loaded, _tier(tier, flashinfer)(history.seed), again)
+            played = play(history, loaded, tier_of(tier, flashinfer)(history.seed), again)
         except Unobservable as problem:
             click.echo(f"{path}: not played ({problem})")
             continue
@@ -160,33 +161,46 @@ def shrink_command(
 
     The smallest of FILE goes into history-SEED-small.json beside it.
     """
+    from fuzz.shrink import small
+
+    loaded, ends = load(subject), [0, 0]
+    for path, history in [(path, _read(path)) for path in files]:
+        at = where(subject, tier, flashinfer, history.seed)
+        chosen, kept = tier_of(tier, flashinfer), small(path, history)
+        found, seen = shrunk(path, history, loaded, chosen, kept, at, tries=tries)
+        ends = [ends[0] + found, ends[1] + seen]
+    sys.exit(1 if ends[0] else 0 if ends[1] else 2)
+
+
+def shrunk(
+    path: Path, history: History, subject: Any, tier: Any, kept: Path, at: str, tries: int = 400
+) -> tuple[int, int]:
+    """Shrink a history that is a finding, keep and tell of the smallest.
+
+    path: where it came from. tier: as `tier_of` gives it. kept: where the smallest goes. at: options
+    of the command that plays it. Returns how many findings there were, 0 or 1, and steps seen.
+    """
     from conformance.core.subject import Unobservable
     from fuzz import shrink
     from fuzz.player import play
     from fuzz.telling import told
 
-    loaded, found, seen = _subject(subject), 0, 0
-    for path, history in [(path, _read(path)) for path in files]:
-        at, kept = where(subject, tier, flashinfer, history.seed), shrink.small(path, history)
-        again = f"python -m fuzz replay {at} {quote(str(kept))}"
-        chosen = _tier(tier, flashinfer)(history.seed)
-        try:
-            played = play(history, loaded, chosen, again)
-        except Unobservable as problem:
-            click.echo(f"{path}: not played ({problem})")
-            continue
-        except HistoryError as problem:
-            raise HistoryError.of(path, problem) from problem
-        seen += played.frames
-        if played.finding is None:
-            click.echo(f"{path}: {played.frames} steps, all right: nothing to shrink")
-            continue
-        found += 1
-        small = shrink.smallest(history, played.finding, loaded, chosen, tries=tries, again=again)
-        shrink.keep(kept, small)
-        click.echo(f"{path}: {small.tries} tries, the smallest is {kept}")
-        click.echo(told(small.history, small.finding))
-    sys.exit(1 if found else 0 if seen else 2)
+    again, chosen = f"python -m fuzz replay {at} {quote(str(kept))}", tier(history.seed)
+    try:
+        played = play(history, subject, chosen, again)
+    except Unobservable as problem:
+        click.echo(f"{path}: not played ({problem})")
+        return 0, 0
+    except HistoryError as problem:
+        raise HistoryError.of(path, problem) from problem
+    if played.finding is None:
+        click.echo(f"{path}: {played.frames} steps, all right: nothing to shrink")
+        return 0, played.frames
+    small = shrink.smallest(history, played.finding, subject, chosen, tries=tries, again=again)
+    shrink.keep(kept, small)
+    click.echo(f"{path}: {small.tries} tries, the smallest is {kept}")
+    click.echo(told(small.history, small.finding))
+    return 1, played.frames
 
 
 def _read(path: Path) -> History:
@@ -207,7 +221,7 @@ def nothing_without_hopper() -> None:
     sys.exit(2)
 
 
-def _tier(name: str, flashinfer: str) -> Any:
+def tier_of(name: str, flashinfer: str) -> Any:
     """Return which tier a seed is played on: the twin in turn simulates each version."""
     from conformance import tiers
     from conformance.core.gpus import HOPPER, visible_capabilities

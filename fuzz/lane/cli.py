@@ -13,9 +13,19 @@ import click
 
 from conformance.clean import claim_report
 from conformance.core.request import Request, SuiteError
-from fuzz.cli import CODES, factory_of, nothing_without_hopper, options, where
+from fuzz.cli import (
+    CODES,
+    factory_of,
+    load,
+    nothing_without_hopper,
+    options,
+    shrunk,
+    tier_of,
+    where,
+)
 from fuzz.lane.asked import Asked
 from fuzz.lane.shards import Shard
+from fuzz.profiles import PROFILES
 from fuzz.serving import Profile, drawn
 from fuzz.tally import Tally, gather, seed_of
 
@@ -32,7 +42,9 @@ _EACH = 3
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first one.")
 @click.option("--histories", type=click.IntRange(1), help="How many seeds, of all shards.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="How long.")
-@click.option("--turns", type=click.IntRange(1), default=16, show_default=True, help="At most.")
+@click.option("--profile", "named", type=click.Choice(list(PROFILES)), default="plain",
+              show_default=True, help="What is drawn.")  # fmt: skip
+@click.option("--turns", type=click.IntRange(1), help="At most. Default: the profile's.")
 @click.option("--faults/--no-faults", default=True, help="Whether faults are planted.")
 @click.option(
     "-n",
@@ -73,11 +85,12 @@ _EACH = 3
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False),
               default=Path("fuzz-findings"),
               show_default=True, help="Folder for histories that were findings.")  # fmt: skip
+@click.option("--shrink/--no-shrink", default=False, help="Shrink the first finding of each kind.")
 def run_command(
     subject: str, tier: str, flashinfer: str, seed: int, histories: int | None,
-    minutes: float | None, turns: int, faults: bool, workers: str, shard: Shard,
+    minutes: float | None, named: str, turns: int | None, faults: bool, workers: str, shard: Shard,
     tx: tuple[str, ...], rsyncdirs: tuple[Path, ...], watchdog: float | None, report: Path,
-    keep: Path,
+    keep: Path, shrink: bool,
 ) -> None:  # fmt: skip
     """Draw histories from seeds and play them; 100 of them, unless told how many or how long.
 
@@ -89,7 +102,8 @@ def run_command(
     if tier == "hopper" and not tx and not gpus:
         nothing_without_hopper()
     factory, identity = factory_of(subject)
-    profile = Profile(turns=turns, faults=faults)
+    profile = replace(PROFILES[named].profile, faults=faults)
+    profile = profile if turns is None else replace(profile, turns=turns)
     if histories is None and minutes is None:
         histories = 100
     count = None if histories is None else shard.share(histories)
@@ -97,7 +111,8 @@ def run_command(
     request = Request(
         subject=factory, given=subject, identity=identity, tier=tier, report=report,
         workers=_workers(workers, count, tx), kernels="torch", flashinfer=flashinfer,
-        limit_s=watchdog, judges=[_JUDGE], again=_again(tier, profile), tx=tx, rsyncdirs=rsyncdirs,
+        limit_s=watchdog, judges=[_JUDGE], again=_again(tier, named, profile), tx=tx,
+        rsyncdirs=rsyncdirs,
     )  # fmt: skip
     writable(request)
     claim_report(report)
@@ -109,6 +124,8 @@ def run_command(
     wall = time.monotonic() - began
     tally = gather([report])
     _tell(tally, wall, keep, profile, f"--subject {quote(subject)} --tier {tier}", flashinfer)
+    if shrink:
+        _shrink(tally, keep, profile, subject, tier, flashinfer)
     if broken:
         click.echo(broken)
     sys.exit(tally.code or (3 if broken else 0))
@@ -154,10 +171,11 @@ def _size(workers: str, gateways: int) -> int:
     return min(_LIST * max(count, 1), _LONGEST)
 
 
-def _again(tier: str, profile: Profile) -> str:
+def _again(tier: str, named: str, profile: Profile) -> str:
     """Return the template of the command that plays a seed again."""
     version = " --flashinfer {below}" if tier == "twin" else ""
     drawn = f"--turns {profile.turns}" + ("" if profile.faults else " --no-faults")
+    drawn = drawn if named == "plain" else f"--profile {named} {drawn}"
     return (
         f"python -m fuzz run --subject {{subject}} --tier {{tier}}{version} --seed {{number}} "
         f"--histories 1 {drawn}"
@@ -185,6 +203,23 @@ def _tell(
             click.echo(f"  or       python -m fuzz replay {replay} {quote(str(path))}")
     for line in (tally.line(wall), *tally.table(), *tally.notes()):
         click.echo(line)
+
+
+def _shrink(
+    tally: Tally, keep: Path, profile: Profile, subject: str, tier: str, flashinfer: str
+) -> None:
+    """Shrink the first finding of each kind that a check made, and tell of the smallest."""
+    from fuzz.shrink import small
+
+    for record in {(r.history or {}).get("kind"): r for r in reversed(tally.found)}.values():
+        if not (record.history or {}).get("kind"):
+            continue  # what ended its process would end this one
+        history = drawn(seed_of(record), profile)
+        path = keep / f"history-{history.seed}.json"
+        replay = where(subject, tier, flashinfer, history.seed)
+        shrunk(
+            path, history, load(subject), tier_of(tier, flashinfer), small(path, history), replay
+        )
 
 
 @click.command("merge", epilog=CODES)
