@@ -152,7 +152,7 @@ class _Player:
                 if fault or len(self._bundle) >= self._most:
                     self._flush()
         self._flush()
-        same = self.bench.cache_bytes().equal(self._world.raw)
+        same = self.bench.cache_bytes().equal(self._world.raw.cpu())
         self.lab.expect(same, True, "whether the cache is as it was")
 
     def settle(self) -> None:
