@@ -177,8 +177,8 @@ def shrunk(
 ) -> tuple[int, int]:
     """Shrink a history that is a finding, keep and tell of the smallest.
 
-    path: where it came from. tier: as `tier_of` gives it. kept: where the smallest goes. at: options
-    of the command that plays it. Returns how many findings there were, 0 or 1, and steps seen.
+    path: where it came from. tier: as `tier_of` gives it. kept: where the smallest goes. at:
+    options of the command that plays it. Returns how many findings there were, 0 or 1, and steps.
     """
     from conformance.core.subject import Unobservable
     from fuzz import shrink

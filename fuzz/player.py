@@ -9,19 +9,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from conformance.core import bench as benches
-from conformance.core.case import Step, parse
-from conformance.core.inputs import StepInputs
+from conformance.core.case import parse
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz import engine, failure, judge
 from fuzz.failure import Finding
-from fuzz.history import DEVICES, MOST_PADDING, Fault, History, HistoryError
-from fuzz.plant import Plant
+from fuzz.history import DEVICES, History, HistoryError
 from fuzz.reach import values
+from fuzz.stage import Ready, Stage
 
 BUNDLE = 6
 """Frames that are queued before the first of them is read, at most."""
@@ -42,28 +39,6 @@ class Played:
     finding: Finding | None = None
     reached: list[dict[str, str]] = field(default_factory=list)
     unplanted: list[str] = field(default_factory=list)
-
-
-@dataclass
-class _Ready:
-    """A frame with buffers of its own on the device. table: int32 [requests, blocks], physical.
-
-    metadata: the subject's, None where it was refused as it must be. dummy: no engine made it.
-    """
-
-    frame: engine.Frame
-    inputs: StepInputs
-    table: Tensor
-    buffers: benches.Frame
-    graph: bool = False
-    plant: Plant | None = None
-    metadata: Any = None
-    dummy: bool = False
-
-    @property
-    def fault(self) -> str:
-        """The kind of fault that is planted in it, empty for none."""
-        return self.plant.fault.kind if self.plant else ""
 
 
 class _Lab(Lab):
@@ -103,16 +78,15 @@ def play(
 
 
 class _Player:
+    stage: Stage
+
     def __init__(self, history: History, tier: Tier) -> None:
         self.history, self.shape = history, history.shape
         self.seen = Played()
         self._engine = engine.Engine(self.shape)
-        self._bundle: list[_Ready] = []
-        self._at_hand: _Ready | None = None
-        self._built: _Ready | None = None  # the latest
+        self._bundle: list[Ready] = []
+        self._at_hand: Ready | None = None
         self._kept: list[int] = []
-        self._latest: _Ready | None = None
-        self.graphs: dict[int, Any] = {}
         self._where, self._fault = "construction", ""
         # What is read at once is looked at frame by frame.
         self._later = self.shape.device != DEVICES[0]
@@ -123,17 +97,9 @@ class _Player:
         """Construct the subject and what the history needs on the device."""
         self.lab = _Lab(parse(self.history.case), subject, tier, kernels)
         self.lab.again = again or f"python -m fuzz replay FILE, seed {self.history.seed}"
-        if self.shape.graphs:
-            self.lab.needs("capture")
-        slots, longest = self.shape.slots, self.shape.longest
-        rows = max([self.shape.budget + MOST_PADDING, *self.shape.graphs])
-        room = Step((1,) * slots, (longest,) * slots, (longest,) * slots, rows)
-        self.bench: benches.Bench = self.lab.bench(room, clock=self._later)
-        self._world = self.bench.world
-        self._pool = self._world.block_table.flatten()
-        self._width = self._world.block_table.shape[1]
-        inputs = self._world.draw_step(room, label="room")
-        self._shared = self.bench.frame(room, inputs, self._world.block_table)
+        self.stage = Stage(self.lab, self.shape, later=self._later)
+        self.bench = self.stage.bench
+        self.seen.unplanted = self.stage.unplanted
         self._waiting = judge.Judge(self.lab, self.bench)
 
     def run(self) -> None:
@@ -145,14 +111,14 @@ class _Player:
                     self._flush()
                 self._where, self._fault = _where(frame), fault.kind if fault else ""
                 if fault and fault.kind == "warm-up":
-                    self._bundle.append(self._dummy(frame))
+                    self._bundle.append(self.stage.dummy(frame))
                 self._bundle.append(
-                    self._prepared(frame, fault, graph=turn.graph and not frame.drafting)
+                    self.stage.prepared(frame, fault, graph=turn.graph and not frame.drafting)
                 )
                 if fault or len(self._bundle) >= self._most:
                     self._flush()
         self._flush()
-        same = self.bench.cache_bytes().equal(self._world.raw.cpu())
+        same = self.bench.cache_bytes().equal(self.bench.world.raw.cpu())
         self.lab.expect(same, True, "whether the cache is as it was")
 
     def settle(self) -> None:
@@ -172,7 +138,8 @@ class _Player:
             at.plant.spared if at and at.plant else frozenset(),
             self.shape.dtype == "fp8", self.lab.again,
         )  # fmt: skip
-        finding, built = failure.of(problem, scene), self._built
+        finding, stage = failure.of(problem, scene), getattr(self, "stage", None)
+        built = stage.built if stage else None  # none while it is constructed
         if built is not None:
             rows = built.metadata.num_rows if built.metadata else built.frame.step.rows
             log = None if self._later else self.lab.tier.log
@@ -180,42 +147,6 @@ class _Player:
             shown = failure.seen(self.bench, built.frame, where, rows, finding.row, log)
             finding = replace(finding, schedule=shown)
         self.seen.finding = finding
-
-    def _prepared(self, frame: engine.Frame, fault: Fault | None, *, graph: bool) -> _Ready:
-        """Draw a frame and put it on the device, ready to be queued."""
-        table = self._pool[torch.tensor(frame.table, dtype=torch.int64)].to(torch.int32)
-        self._world.block_table = table
-        inputs = self._world.draw_step(frame.step, label=f"{frame.turn} {frame.drafting}")
-        plant = None
-        step, given = frame.step, inputs
-        if fault:
-            plant = self._planted(fault, frame, inputs)
-        if plant:
-            step, given = plant.step, plant.inputs
-        buffers = self.bench.frame(step, given, table)
-        if plant and plant.is_("untold-split"):
-            buffers = replace(buffers, batch=replace(buffers.batch, adaptive=False))
-        return _Ready(frame, inputs, table, buffers, graph, plant)
-
-    def _planted(self, fault: Fault, frame: engine.Frame, inputs: StepInputs) -> Plant | None:
-        before = self._latest.frame.step if self._latest else None
-        graphs, drafts = tuple(self.graphs), self.shape.drafts
-        try:
-            return Plant(fault, self.lab, self.bench, frame.step, inputs, graphs, before, drafts)
-        except Unobservable as problem:
-            self.seen.unplanted.append(f"{fault.kind}: {problem}")
-            return None
-
-    def _dummy(self, frame: engine.Frame) -> _Ready:
-        """Make what engines warm up with: requests of one token, all of them in slot 0."""
-        count = min(self.shape.slots, len(frame.requests))
-        ones = (1,) * count
-        step, table = Step(ones, ones, ones, count), torch.zeros_like(self._pool[:count, None])
-        table = table.to(torch.int32).expand(-1, self._width).contiguous()
-        self._world.block_table = table
-        inputs = self._world.draw_step(step, label=f"{frame.turn} warm-up")
-        owner = replace(frame, step=step, requests=frame.requests[:count])
-        return _Ready(owner, inputs, table, self.bench.frame(step, inputs, table), dummy=True)
 
     def _flush(self) -> None:
         """Queue all frames that are ready, wait for them, and judge them."""
@@ -238,7 +169,7 @@ class _Player:
                 self.lab.expect(written, 0, f"elements written by the refused {self._where}")
             if not ready.dummy:
                 self._count(ready)
-        self._latest = bundle[-1] if bundle[-1].metadata is not None else None
+        self.stage.latest = bundle[-1] if bundle[-1].metadata is not None else None
         seen = self.bench.observe()
         expected = plant.flags if plant else []
         if expected or seen.flags is not None:
@@ -247,14 +178,14 @@ class _Player:
             plant.after()
         self.seen.plans = seen.plans or 0
 
-    def _turn_to(self, ready: _Ready) -> None:
+    def _turn_to(self, ready: Ready) -> None:
         self._where, self._fault, self._at_hand = _where(ready.frame), ready.fault, ready
 
-    def _may_hold(self, bundle: Sequence[_Ready]) -> bool:
+    def _may_hold(self, bundle: Sequence[Ready]) -> bool:
         """Whether nothing in a bundle waits for the device: no capture, and bounds for each."""
         if self.shape.device != DEVICES[2]:
             return False
-        fresh = any(r.graph and r.buffers.step.padded_rows not in self.graphs for r in bundle)
+        fresh = any(r.graph and r.buffers.step.padded_rows not in self.stage.graphs for r in bundle)
         if fresh or any(r.buffers.step.bounds is None for r in bundle):
             return False
         if not self._loaded:
@@ -262,15 +193,15 @@ class _Player:
             self.lab.load_kernels(bundle[0].buffers.step)
         return True
 
-    def _watched(self, ready: _Ready) -> Any:
+    def _watched(self, ready: Ready) -> Any:
         """Queue a frame and look at what shows at once: waits, and what the twin's kernel reads."""
         log, clock = self.lab.tier.log if self._most == 1 else None, self.bench.clock
         if log is not None:
             log.clear()
         waits = clock.waits if clock is not None else 0
-        captured = len(self.graphs)
+        captured = len(self.stage.graphs)
         metadata = self._queue(ready)
-        bounded = ready.buffers.step.bounds is not None and len(self.graphs) == captured
+        bounded = ready.buffers.step.bounds is not None and len(self.stage.graphs) == captured
         if clock is not None and bounded:
             self.lab.expect(clock.waits - waits, 0, f"waits for the device in {self._where}")
         if log is not None and metadata is not None:
@@ -280,11 +211,11 @@ class _Player:
             self.lab.expect(log.foreign_slots(), [], f"reads outside of the cache, {self._where}")
         return metadata
 
-    def _queue(self, ready: _Ready) -> Any:
+    def _queue(self, ready: Ready) -> Any:
         """Build and queue a frame; return its metadata, None where it was refused as it must be."""
         said = ready.plant.kind.error if ready.plant else ""
         try:
-            metadata = self._step(ready)
+            metadata = self.stage.step(ready)
         except Exception as problem:
             if not said or said not in str(problem):
                 raise
@@ -294,64 +225,7 @@ class _Player:
             self.lab.check(False, kind.sentence, got="no error", expected=f"one of {said}")
         return metadata
 
-    def _step(self, ready: _Ready) -> Any:
-        """Build and queue a frame as it stands; return its metadata."""
-        buffers, plant = self._copied(ready), ready.plant
-        if plant and plant.is_("skipped-plan") and self._latest:
-            metadata = self._latest.metadata
-        else:
-            metadata = self.bench.instance.build(buffers.batch)
-        ready.metadata, self._built = metadata, ready
-        if not ready.graph:
-            layer = plant.layer if plant else None
-            if layer and layer.first:
-                layer.bench.launch(layer.buffers, metadata)
-            aside = plant is not None and plant.is_("second-stream")
-            with self.bench.aside() if aside else nullcontext():
-                self.bench.launch(buffers, metadata)
-            if layer and not layer.first:
-                layer.bench.launch(layer.buffers, metadata)
-            return metadata
-        size = buffers.step.padded_rows
-        size = plant.graph_size(size) if plant else size
-        if size not in self.graphs:
-            with self.bench.runtime.capture() as recorded:
-                self.bench.launch(self._shared_rows(buffers, size), metadata)
-            self.graphs[size] = recorded
-        self.graphs[size].replay()
-        self.bench.later(ready.buffers.out.copy_, buffers.out)
-        return metadata
-
-    def _copied(self, ready: _Ready) -> benches.Frame:
-        """Queue copies into the buffers that graphs read; return the frame as it is to be built.
-
-        Where graphs are captured every build names the block table that they read.
-        """
-        mine, shared = ready.buffers, self._shared.batch
-        if not self.shape.graphs:
-            return mine
-        names = ["block_table"]
-        if ready.graph:
-            size = mine.step.padded_rows
-            names += ["query_start_loc", "seq_lens"]
-            own, mine = mine, self._shared_rows(mine, size)
-            for name in ("q_nope", "q_pe", "topk", "out"):
-                self.bench.later(getattr(mine, name).copy_, getattr(own, name))
-        if ready.plant and ready.plant.is_("moved-table"):
-            return mine
-        batch = mine.batch
-        for name in names:
-            source: Tensor = getattr(batch, name)
-            target = getattr(shared, name)[: source.shape[0]]
-            self.bench.later(target.copy_, source)
-            batch = replace(batch, **{name: target})
-        return replace(mine, batch=batch)
-
-    def _shared_rows(self, frame: benches.Frame, size: int) -> benches.Frame:
-        rows = {n: getattr(self._shared, n)[:size] for n in ("q_nope", "q_pe", "topk", "out")}
-        return replace(frame, **rows)
-
-    def _judge(self, ready: _Ready) -> None:
+    def _judge(self, ready: Ready) -> None:
         step, plant = ready.buffers.step, ready.plant
         self._routing(ready)
         out = self.bench.read(ready.buffers.out)
@@ -368,7 +242,7 @@ class _Player:
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
 
-    def _keep(self, ready: _Ready, rows: list[int], out: Tensor) -> None:
+    def _keep(self, ready: Ready, rows: list[int], out: Tensor) -> None:
         """Let rows of a frame wait for golden."""
         places = ready.frame.step.row_requests
         owners = [ready.frame.requests[i] for i in places]
@@ -388,7 +262,7 @@ class _Player:
             self._turn_to(self._waiting.wrong.origin)
             self._kept = list(self._waiting.wrong.rows)
 
-    def _routing(self, ready: _Ready) -> None:
+    def _routing(self, ready: Ready) -> None:
         """Hold the rows that the subject says it computes against the turn's.
 
         Left to dense attention may be prefills behind, all of them or from one on, if each of those
@@ -415,7 +289,7 @@ class _Player:
                 allowed="one whose rows are all computed", remedy="take the fault out",
             )  # fmt: skip
 
-    def _count(self, ready: _Ready) -> None:
+    def _count(self, ready: Ready) -> None:
         step, seen = ready.frame.step, self.seen
         seen.frames += 1
         seen.rows += step.rows
