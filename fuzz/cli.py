@@ -9,6 +9,7 @@ import click
 
 from conformance.core.request import SuiteError
 from fuzz.history import History, HistoryError
+from fuzz.mutants.cli import mutants_command
 
 CODES = """
 
@@ -204,6 +205,9 @@ def _reached(tally: Any) -> str:
 
     reached, feasible = set(tally.reached), possible()
     return f"{len(reached & feasible)} of {len(feasible)} pairs of values reached"
+
+
+main.add_command(mutants_command)
 
 
 def entry() -> None:
