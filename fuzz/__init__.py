@@ -8,5 +8,6 @@
 * `plant`: a fault, put into a frame or around it;
 * `reach`: which values and pairs of values were met;
 * `runner`: many histories, one seed after the other; `machine`: Hypothesis decides, and shrinks;
+* `mutants`: faults that take several steps to show, and the proof that drawn histories show them;
 * `cli`: the commands.
 """

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
               help="Measure what the table lacks: all starting seeds.")  # fmt: skip
 @click.option("--single-step", is_flag=True,
               help="See every single-step conformance case pass, where not seen yet.")  # fmt: skip
+@click.option("--alone", is_flag=True, help="With --single-step: each in a copy of its own.")
 @click.option("--count", is_flag=True, help="Find the single-step cases anew, which takes minutes.")
 @click.option("--table", type=_FILE, default=OWN / "table.json", help="The table.")
 @click.option("--cases", type=_FILE, default=OWN / "single-step.json", help="Single-step cases.")
 def mutants_command(
     paths: tuple[Path, ...], names: tuple[str, ...], workers: int, all_seeds: bool,
-    single_step: bool, count: bool, table: Path, cases: Path,
+    single_step: bool, alone: bool, count: bool, table: Path, cases: Path,
 ) -> None:  # fmt: skip
     """Plant history mutants: no single step shows them, and drawn histories must.
 
@@ -52,7 +54,7 @@ def mutants_command(
         if count:
             code = _count(cases)
         elif single_step:
-            code = _single(known, chosen, workers, cases)
+            code = _single(known, chosen, workers, cases, alone=alone)
         elif all_seeds:
             code = _measure(known, chosen, workers, table, whole=not names)
         else:
@@ -146,21 +148,30 @@ def _count(cases: Path) -> int:
 
 
 def _single(
-    known: Iterable[Mutant], chosen: Sequence[Mutant], workers: int, cases: Path
-) -> int:  # fmt: skip
+    known: Iterable[Mutant], chosen: Sequence[Mutant], workers: int, cases: Path, *, alone: bool
+) -> int:
     from fuzz.mutants.single import read_single, survives
+    from fuzz.mutants.together import groups
 
     single, noticed = read_single(cases), 0
     click.echo(_told(single))
-    missing = [mutant for mutant in chosen if not single.has(mutant)]
-    for mutant, said in _each(lambda mutant: survives(mutant, single), missing, workers):
-        if said:
-            noticed += 1
-            click.echo(f"{mutant.name} is no history mutant: {said}")
-            continue
-        single = single.with_passed(mutant, known)
-        single.write(cases)
-        click.echo(f"{mutant.name} passes them all")
+    missing = [mutant for mutant in chosen if not single.has(mutant, alone=alone)]
+    rounds = [] if alone else [[*groups(missing)]]
+    rounds.append([group for mutant in missing for group in groups([mutant])])
+    for number, copies in enumerate(rounds):
+        # What was noticed of a group is looked for in each of its members.
+        copies = [c for c in copies if not all(single.has(m, alone=alone) for m in c.members)]
+        work = partial(survives, single=single)
+        for group, said in _each(work, copies, workers):
+            if said:
+                last = number == len(rounds) - 1
+                noticed += last
+                which = "is no history mutant" if last else "were noticed together"
+                click.echo(f"{group.name} {which}: {said}")
+                continue
+            single = single.with_passed(group.members, known)
+            single.write(cases)
+            click.echo(f"passed by {group.name}")
     click.echo(f"{len(chosen) - noticed} of {len(chosen)} mutants pass every single-step case")
     return 3 if noticed else 0
 

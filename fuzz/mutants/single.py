@@ -34,13 +34,14 @@ class Single:
     """The twin's cases by requirement, each by its number, the last part of its id.
 
     one: that use an instance, and none twice. none: that build nothing. many: that use one twice.
-    passed: mutants that pass all of `one` and `none`, with the digest of edit and cases.
+    passed: mutants that pass all of `one` and `none`, each with a digest of edit and cases, and
+    behind it the names of those that were planted beside it, if any.
     """
 
     one: Mapping[str, Sequence[int]]
     none: Mapping[str, Sequence[int]]
     many: Mapping[str, Sequence[int]]
-    passed: Mapping[str, str] = field(default_factory=dict)
+    passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def cases(self) -> list[str]:
         """Return the ids of all cases that use each instance once at most."""
@@ -62,15 +63,22 @@ class Single:
         text = "\0".join((mutant.digest, *self.cases()))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def has(self, mutant: Mutant) -> bool:
+    def has(self, mutant: Mutant, *, alone: bool = False) -> bool:
         """Whether a mutant, as it is now, has passed the cases as they are now."""
-        return self.passed.get(mutant.name) == self.proof(mutant)
+        proof, *beside = self.passed.get(mutant.name, [""])
+        return proof == self.proof(mutant) and not (alone and beside)
 
-    def with_passed(self, mutant: Mutant, known: Iterable[Mutant]) -> "Single":
-        """Return the same with a mutant that has passed; those that are no more are left out."""
-        names = {other.name for other in known}
-        kept = {name: proof for name, proof in self.passed.items() if name in names}
-        return replace(self, passed={**kept, mutant.name: self.proof(mutant)})
+    def with_passed(self, mutants: Sequence[Mutant], known: Iterable[Mutant]) -> "Single":
+        """Return the same with mutants that have passed together, or one that has alone.
+
+        Those that are no more are left out.
+        """
+        names, planted = {other.name for other in known}, [mutant.name for mutant in mutants]
+        passed = {name: proof for name, proof in self.passed.items() if name in names}
+        for mutant in mutants:
+            beside = [name for name in planted if name != mutant.name]
+            passed[mutant.name] = [self.proof(mutant), *beside]
+        return replace(self, passed=passed)
 
     def write(self, path: Path) -> None:
         """Write it; the file is whole at any time."""
@@ -122,7 +130,7 @@ def uses(selection: Sequence[str]) -> dict[str, int]:
     return most
 
 
-def counted(most: Mapping[str, int], passed: Mapping[str, str]) -> Single:
+def counted(most: Mapping[str, int], passed: Mapping[str, Sequence[str]]) -> Single:
     """Return the cases by how often they use an instance, in the order of the suite's list."""
     parts: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list), defaultdict(list)]
     for case in case_ids(["twin"]):
