@@ -181,5 +181,5 @@ def _told(single: Any) -> str:
     one, none, many = (sum(map(len, part.values())) for part in parts)
     return (
         f"{one} cases of {len(single.one)} requirements use an instance for one step at most, "
-        f"{none} construct none or build nothing, {many} use one for more"
+        f"{none} use none, {many} use one for more"
     )

@@ -20,7 +20,8 @@ class Counting:
     """Passes everything on, and appends a line "case, instance, event" to a file for each use.
 
     text: another subject (package.module:factory), a comma, and the file. Events are construct,
-    build, forward and replay.
+    build, forward, replay, and trial: a run of FlashInfer's kernel during a construction, which
+    shows where the case wraps the native module.
     """
 
     def __init__(self, text: str) -> None:
@@ -43,7 +44,39 @@ class Counting:
                 lines.write(f"{case_under_way()}\t{instance}\t{event}\n")
 
         note("construct")
-        return _Counted(self._real.construct(*args, **options), note)
+        modules: list[_Tried] = []
+        wrap = options.get("wrap")
+
+        def tried(module: Any) -> _Tried:
+            modules.append(_Tried(wrap(module), note))
+            return modules[-1]
+
+        if wrap is not None:
+            options["wrap"] = tried
+        real = self._real.construct(*args, **options)
+        for module in modules:
+            module.trying = False
+        return _Counted(real, note)
+
+
+class _Tried:
+    """A native module whose runs are noted while `trying`; it lacks what the wrapped one lacks."""
+
+    def __init__(self, module: Any, note: Callable[[str], None]) -> None:
+        self._module, self._note = module, note
+        self.trying = True
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        if name != "run":
+            return value
+
+        def run(*args: Any) -> Any:
+            if self.trying:
+                self._note("trial")
+            return value(*args)
+
+        return run
 
 
 class _Counted:

@@ -26,14 +26,15 @@ LANE = "torch"
 """How kernels run in these cases: as drawn histories have them."""
 
 _MINUTES = 60
-_COUNTED = ("build", "forward", "replay")
+_COUNTED = ("build", "forward", "replay", "trial")
 
 
 @dataclass(frozen=True)
 class Single:
     """The twin's cases by requirement, each by its number, the last part of its id.
 
-    one: that use an instance, and none twice. none: that build nothing. many: that use one twice.
+    one: that use an instance, and none twice. none: that use none. many: that use one twice; so
+    does a construction that tries a batch and then another one.
     passed: mutants that pass all of `one` and `none`, each with a digest of edit and cases, and
     behind it the names of those that were planted beside it, if any.
     """
