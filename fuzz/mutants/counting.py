@@ -45,7 +45,7 @@ class Counting:
 
         note("construct")
         modules: list[_Tried] = []
-        wrap = options.get("wrap")
+        wrap: Any = options.get("wrap")
 
         def tried(module: Any) -> _Tried:
             modules.append(_Tried(wrap(module), note))
