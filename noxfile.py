@@ -26,7 +26,7 @@ from conformance import driver, settings  # noqa: E402
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
-nox.options.sessions = ["lint", "types", "tests", "conformance", "mutants"]
+nox.options.sessions = ["lint", "types", "tests", "conformance", "mutants", "fuzz-mutants"]
 
 CPU_CONSTRAINTS = "constraints/cpu.txt"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -57,6 +57,12 @@ def mutants(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Play serving histories with faults in them: nox -s fuzz -- --minutes 10."""
     verdict(session, "fuzz", "run", *session.posargs)
+
+
+@nox.session(name="fuzz-mutants")
+def fuzz_mutants(session: nox.Session) -> None:
+    """Prove the fuzzer: drawn histories must find every fault that no single step shows."""
+    verdict(session, "fuzz", "mutants", *session.posargs)
 
 
 @nox.session(default=False)

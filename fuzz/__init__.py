@@ -15,5 +15,6 @@
 * `reach`: which values and pairs of values were met;
 * `lane`: many histories, over the suite's own pytest processes; `findings`: what is written of one;
 * `tally`: what runs saw, added up from their records; `machine`: Hypothesis decides, and shrinks;
+* `mutants`: faults that take several steps to show, and the proof that drawn histories show them;
 * `cli`: the commands.
 """

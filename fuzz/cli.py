@@ -60,6 +60,7 @@ class Commands(LazyGroup):
 
     elsewhere: ClassVar[dict[str, str]] = {
         "merge": "fuzz.lane.cli:merge_command",
+        "mutants": "fuzz.mutants.cli:mutants_command",
         "run": "fuzz.lane.cli:run_command",
     }
 
