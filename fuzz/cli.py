@@ -222,6 +222,16 @@ def nothing_without_hopper() -> None:
     sys.exit(2)
 
 
+def known_version(flashinfer: str) -> None:
+    """Raise click.UsageError for a version that the twin does not simulate."""
+    from conformance import tiers
+
+    if flashinfer != "auto" and flashinfer not in tiers.VERSIONS:
+        raise click.UsageError(
+            f"flashinfer {flashinfer!r}: allowed: auto, {', '.join(tiers.VERSIONS)}"
+        )
+
+
 def tier_of(name: str, flashinfer: str) -> Any:
     """Return which tier a seed is played on: the twin in turn simulates each version."""
     from conformance import tiers
@@ -229,10 +239,7 @@ def tier_of(name: str, flashinfer: str) -> Any:
 
     if name == "hopper" and HOPPER not in visible_capabilities():
         nothing_without_hopper()
-    if flashinfer != "auto" and flashinfer not in tiers.VERSIONS:
-        raise click.UsageError(
-            f"flashinfer {flashinfer!r}: allowed: auto, {', '.join(tiers.VERSIONS)}"
-        )
+    known_version(flashinfer)
     return lambda seed: tiers.tier(name, tiers.simulated(seed, flashinfer))
 
 

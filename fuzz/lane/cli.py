@@ -16,6 +16,7 @@ from conformance.core.request import Request, SuiteError
 from fuzz.cli import (
     CODES,
     factory_of,
+    known_version,
     load,
     nothing_without_hopper,
     options,
@@ -98,6 +99,7 @@ def run_command(
     """
     from conformance.core.run import clear, hopper_gpus, writable
 
+    known_version(flashinfer)
     gpus = hopper_gpus() if tier == "hopper" and not tx else []
     if tier == "hopper" and not tx and not gpus:
         nothing_without_hopper()

@@ -20,7 +20,7 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
     """A context with the copy's root; raise MutantError for a mutant that does not fit."""
     with tempfile.TemporaryDirectory(prefix="smla-mutant-") as folder:
         root = Path(folder) / "sources"
-        for room in (*ROOMS, "fuzz"):
+        for room in ROOMS:
             ignored = shutil.ignore_patterns("__pycache__", ".*")
             shutil.copytree(_ROOT / room, root / room, ignore=ignored)
         if mutant is not None:
