@@ -152,7 +152,7 @@ class SparseMLABackend:
                 kv_scale=scale.power,
             )
         if self.engine.out_dtype != torch.bfloat16:
-            rescale(runtime, out[:rows], state.row_context, scale.rest)
+            rescale(runtime, out[:rows], state.row_context, state.live, scale.rest)
         if capturing:
             state.captures.note(rows, metadata.block_table)
         elif config.debug:

@@ -55,8 +55,9 @@ def routes_prefill_to_mha(config: SparseMLAConfig, largest_prefill_bound: int) -
 class SparseMLABuilder:
     """Owns the plan state of one attention group and refreshes it every step.
 
-    Not thread-safe. A build and the forwards of its metadata belong to one stream, which forward
-    sees to; a later build may be on another, and then queues behind the one before.
+    Not thread-safe. A build and the forwards of its metadata belong to one stream: forward refuses
+    another one. A later build may be on another stream, and then queues behind what stands on the
+    former build's. Replays of graphs are the engine's, and so is the stream that they run on.
     """
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, engine: Engine) -> None:

@@ -6,7 +6,8 @@ while it covers them, and clamps it to the device's exact lengths, so a step nev
 device.
 
 Not thread-safe: all calls come from one thread at a time. A step's build and its forwards go to one
-stream; the next step may go to another, which then queues behind the former one.
+stream; the next step may go to another, which then queues behind the former one. On which stream a
+graph is replayed, nobody sees here.
 """
 
 import logging
@@ -148,13 +149,11 @@ class PlanState:
                 allowed=f"at most max_tokens = {self.config.max_tokens}",
                 remedy="split the batch, or construct with a larger max_tokens",
             )
-        stream = self.runtime.stream()
-        if stream != self.stream:
+        if self.runtime.stream() != self.stream:
             self.runtime.follow(self.stream)
-            self.stream = stream
         reused = not exact and self._covers(lengths)
         if reused:
-            self.serial += 1
+            self._supersede()
             self.stats.reuses += 1
         else:
             self._replan(lengths if exact else self._with_slack(lengths))
@@ -242,8 +241,13 @@ class PlanState:
         self.stats.chunks += len(chunks)
 
     def _forget_plan(self) -> None:
-        self.serial += 1
+        self._supersede()
         self._planned_rows = _NO_PLAN
+
+    def _supersede(self) -> None:
+        """Make metadata of earlier builds stale; this build's stream counts from here on."""
+        self.serial += 1
+        self.stream = self.runtime.stream()
 
     def pack(self, rows: int) -> None:
         """Queue packing of the first `rows` rows of `slots` into `kv_indices` (capturable)."""

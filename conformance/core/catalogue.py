@@ -133,7 +133,7 @@ _ALL = (
     _same(
         "GRAPH-7",
         16,
-        "A replay for more rows than were captured is flagged, and touches nothing behind its own.",
+        "A replay for more rows than were captured is flagged, and computes nothing.",
     ),
     _same("MHA-3", 12, "Up to topk tokens of context, dense and sparse attention are the same."),
     _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),

@@ -185,7 +185,7 @@ class MeasuredSmla:
         if shape.fp8:
             scratch = torch.zeros_like(world.out)
             calls["rescale"] = lambda: rescale(
-                runtime, scratch, state.row_context, self._scale.rest
+                runtime, scratch, state.row_context, state.live, self._scale.rest
             )
         return calls
 

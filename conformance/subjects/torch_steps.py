@@ -139,7 +139,8 @@ def rescale(out: Tensor, live: Tensor, factor: float) -> None:
     live: bool, for at least as many rows as `out` has.
     """
     scaled = (out.view(torch.float16).float() * factor).to(out.dtype)
-    out.copy_(torch.where(live[: out.shape[0], None, None], scaled, out))
+    computed = live[: out.shape[0]] & ~live[out.shape[0] :].any()  # see `stop`
+    out.copy_(torch.where(computed[:, None, None], scaled, out))
 
 
 def extremes(values: Tensor, result: Tensor) -> None:

@@ -47,3 +47,19 @@ def test_a_capture_may_have_a_stream_of_its_own():
         bench.forward(call, metadata)
     graph.replay()
     bench.check_output(batch, call)
+
+
+def test_a_build_that_fails_on_another_stream_leaves_the_step_before_usable(monkeypatch):
+    bench = workbench()
+    batch = bench.batch()
+    call, metadata = bench.call(batch), bench.builder.build(batch)
+
+    def refuse(*_):
+        raise errors.PlanLayoutError("plan-info", found="7", allowed="18", remedy="none")
+
+    with monkeypatch.context() as patch, bench.runtime.aside():
+        patch.setattr(type(bench.state.schedules[0]), "plan", refuse)
+        with pytest.raises(errors.PlanLayoutError):
+            bench.builder.build(bench.batch((1, 3, 3)))
+    bench.forward(call, metadata)
+    bench.check_output(batch, call)

@@ -214,10 +214,11 @@ def test_a_replay_for_too_many_rows_is_flagged_and_harms_nothing(lab: Lab) -> No
     what = f"a replay of {size} rows for {live} live ones"
     try:
         graph.replay()
-        behind = int(bench.written(bench.output())[size:].sum())
+        written = bench.written(bench.output())
     except Exception as problem:  # the twin knows where a tensor ends
         lab.check(False, what, got=str(problem), expected="no access behind its tensors")
-    lab.expect(behind, 0, f"elements written by {what} behind its own")
+    lab.expect(int(written[size:].sum()), 0, f"elements written by {what} behind its own")
+    lab.expect(int(written[:size].sum()), 0, f"elements of its own written by {what}")
     lab.expect(sorted(bench.observe().need("flags")), ["rows_beyond_forward"], f"flags of {what}")
     # Within the window of the same plan: nothing is copied to the device anew.
     inputs = bench.world.draw_step(again, label="again")
