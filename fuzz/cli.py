@@ -16,7 +16,8 @@ from fuzz.history import History, HistoryError
 
 CODES = """
 
-Exit codes: 0 nothing was found, 1 something was, 2 nothing was played, 3 asked wrongly."""
+Exit codes: 0 nothing was found, 1 something was, 2 nothing was played, or less than was asked for,
+3 asked wrongly."""
 _TIERS = click.Choice(["twin", "hopper"])
 
 

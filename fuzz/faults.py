@@ -13,12 +13,13 @@ class Kind:
 
     sentence: what is done. flag: which flag the device must raise, "" for none. error: part of the
     message of the error that the host must raise, "" for none. With neither, every row stays right
-    but those of the request that the fault is about.
+    but those of the request that the fault is about. among: other frames may be in flight then.
     """
 
     sentence: str
     flag: str = ""
     error: str = ""
+    among: bool = False
 
     @property
     def inside(self) -> bool:
@@ -27,14 +28,21 @@ class Kind:
 
 
 FAULTS = {
-    "garbage-tail": Kind("Behind a row's valid entries stand foreign, huge and negative ids."),
+    "garbage-tail": Kind(
+        "Behind a row's valid entries stand ids of later tokens, huge and negative ones.",
+        among=True,
+    ),
     "nan-elsewhere": Kind("Every cache row that nothing selects is NaN."),
     "inf-elsewhere": Kind("Every cache row that nothing selects is infinite, or NaN for FP8."),
     "huge-elsewhere": Kind("Every cache row that nothing selects is as large as the format holds."),
-    "stale-bounds": Kind("The host's bounds are those of some more turns ago, at their loosest."),
+    "stale-bounds": Kind(
+        "The host's bounds are those of some more turns ago, at their loosest.", among=True
+    ),
     "late-frame": Kind("A request that lost its blocks is still computed; what it selects is NaN."),
-    "warm-up": Kind("A dummy batch whose every token is slot 0 runs right before."),
-    "layers": Kind("A second layer runs on the same plan: other queries, selections and scale."),
+    "warm-up": Kind("A dummy batch whose every token is slot 0 runs right before.", among=True),
+    "layers": Kind(
+        "A second layer runs on the same plan: other queries, selections and scale.", among=True
+    ),
     "low-bound": Kind(
         "A request's bound is below the truth by more than the slack hides.",
         flag="valid_above_plan",

@@ -34,15 +34,15 @@ _ALL = list(HealthCheck)
 PROFILES = {
     "ci": settings(
         max_examples=120, stateful_step_count=15, derandomize=True, database=None, deadline=None,
-        suppress_health_check=_ALL,
+        suppress_health_check=_ALL, report_multiple_bugs=False,
     ),
     "fuzz": settings(
         max_examples=1000, stateful_step_count=30, deadline=None, print_blob=True,
-        suppress_health_check=_ALL,
+        suppress_health_check=_ALL, report_multiple_bugs=False,
     ),
     "deep": settings(
         max_examples=20000, stateful_step_count=80, deadline=None, print_blob=True,
-        suppress_health_check=_ALL,
+        suppress_health_check=_ALL, report_multiple_bugs=False,
     ),
 }  # fmt: skip
 """How long Hypothesis looks. ci: bounded, the same each time; fuzz, deep: with its database."""

@@ -69,6 +69,8 @@ class Plant:
             lab.needs("scale-check")
         if self.is_("second-stream"):
             lab.needs("one-stream")
+        if self.kind.flag:
+            bench.observe().need("flags")
         plants: dict[str, Callable[[], None]] = {
             "garbage-tail": self._garbage_tail,
             "garbage-entry": self._garbage_entry,
@@ -86,6 +88,11 @@ class Plant:
     def is_(self, kind: str) -> bool:
         """Whether the fault is of this kind."""
         return self.fault.kind == kind
+
+    @property
+    def replaces_cache(self) -> bool:
+        """Whether `before` and `after` replace the cache's bytes."""
+        return bool(self._late) or self.fault.kind.endswith("-elsewhere")
 
     @property
     def flags(self) -> list[str]:
@@ -118,7 +125,7 @@ class Plant:
 
     def after(self) -> None:
         """Change it back, where a history goes on."""
-        if self._late or self.fault.kind.endswith("-elsewhere"):
+        if self.replaces_cache:
             self._bench.set_cache(self._bench.world.raw)
 
     def graph_size(self, size: int) -> int:

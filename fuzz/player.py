@@ -16,6 +16,7 @@ from conformance.core.lab import CheckFailed, Lab
 from conformance.core.subject import Subject, Tier, Unobservable
 from fuzz import engine, failure, judge
 from fuzz.failure import Finding
+from fuzz.faults import FAULTS
 from fuzz.history import DEVICES, History, HistoryError
 from fuzz.reach import values
 from fuzz.stage import Ready, Stage
@@ -66,8 +67,10 @@ def play(
         player.construct(subject, tier, again, kernels)
         try:
             player.run()
-        finally:
+        except Exception:
             player.settle()  # frames before the one that raised: what is wrong there comes first
+            raise
+        player.settle()
     except CheckFailed as problem:
         player.found(problem)
     except (HistoryError, Unobservable):
@@ -88,18 +91,22 @@ class _Player:
         self._at_hand: Ready | None = None
         self._kept: list[int] = []
         self._where, self._fault = "construction", ""
-        # What is read at once is looked at frame by frame.
-        self._later = self.shape.device != DEVICES[0]
-        self._most = BUNDLE if self._later else 1
+        self._device = self.shape.device
         self._loaded = tier.native is not None
 
     def construct(self, subject: Subject, tier: Tier, again: str, kernels: str) -> None:
         """Construct the subject and what the history needs on the device."""
         self.lab = _Lab(parse(self.history.case), subject, tier, kernels)
         self.lab.again = again or f"python -m fuzz replay FILE, seed {self.history.seed}"
-        self.stage = Stage(self.lab, self.shape, later=self._later)
+        self.stage = Stage(self.lab, self.shape, later=self._device != DEVICES[0])
         self.bench = self.stage.bench
         self.seen.unplanted = self.stage.unplanted
+        if self._device != DEVICES[0] and not self.bench.can_block:
+            self.seen.unplanted.append(f"device {self._device}: capability clock")
+            self._device = DEVICES[0]
+        # What is read at once is looked at frame by frame.
+        self._later = self._device != DEVICES[0]
+        self._most = BUNDLE if self._later else 1
         self._waiting = judge.Judge(self.lab, self.bench)
 
     def run(self) -> None:
@@ -107,7 +114,8 @@ class _Player:
         for turn in self.history.turns:
             for frame in self._engine.take(turn):
                 fault = None if frame.drafting else turn.fault
-                if fault:
+                alone = fault is not None and not FAULTS[fault.kind].among
+                if alone:
                     self._flush()
                 self._where, self._fault = _where(frame), fault.kind if fault else ""
                 if fault and fault.kind == "warm-up":
@@ -115,10 +123,13 @@ class _Player:
                 self._bundle.append(
                     self.stage.prepared(frame, fault, graph=turn.graph and not frame.drafting)
                 )
-                if fault or len(self._bundle) >= self._most:
+                if alone or len(self._bundle) >= self._most:
                     self._flush()
         self._flush()
-        same = self.bench.cache_bytes().equal(self.bench.world.raw.cpu())
+        self._cache_is_whole()
+
+    def _cache_is_whole(self) -> None:
+        same = self.bench.cache_bytes().equal(self.bench.given_cache.cpu())
         self.lab.expect(same, True, "whether the cache is as it was")
 
     def settle(self) -> None:
@@ -142,7 +153,7 @@ class _Player:
         built = stage.built if stage else None  # none while it is constructed
         if built is not None:
             rows = built.metadata.num_rows if built.metadata else built.frame.step.rows
-            log = None if self._later else self.lab.tier.log
+            log = None if self._device != DEVICES[0] else self.lab.tier.log
             where = _where(built.frame)
             shown = failure.seen(self.bench, built.frame, where, rows, finding.row, log)
             finding = replace(finding, schedule=shown)
@@ -153,13 +164,17 @@ class _Player:
         if not self._bundle:
             return
         bundle, self._bundle = self._bundle, []
-        plant = bundle[-1].plant  # a fault is in a bundle of its own, a dummy before it perhaps
+        plant = bundle[-1].plant  # what reaches further than its frame is in a bundle of its own
+        if plant and plant.replaces_cache:
+            self._cache_is_whole()
         if plant:
             plant.before()
-        with self.bench.held() if self._may_hold(bundle) else nullcontext():
+        before = self.bench.observe() if plant and plant.kind.error else None
+        held = self._may_hold(bundle)
+        with self.bench.held() if held else nullcontext():
             for ready in bundle:
                 self._turn_to(ready)
-                ready.metadata = self._watched(ready)
+                ready.metadata, ready.held = self._watched(ready), held
         for ready in bundle:
             self._turn_to(ready)
             if ready.metadata is not None:
@@ -174,6 +189,10 @@ class _Player:
         expected = plant.flags if plant else []
         if expected or seen.flags is not None:
             self.lab.expect(sorted(seen.need("flags")), expected, f"flags after {self._where}")
+        if before is not None and not bundle[-1].built:
+            self.lab.unchanged(before, seen, f"the refused {self._where}")
+        if plant and plant.replaces_cache:
+            self._cache_is_whole()
         if plant:
             plant.after()
         self.seen.plans = seen.plans or 0
@@ -183,7 +202,7 @@ class _Player:
 
     def _may_hold(self, bundle: Sequence[Ready]) -> bool:
         """Whether nothing in a bundle waits for the device: no capture, and bounds for each."""
-        if self.shape.device != DEVICES[2]:
+        if self._device != DEVICES[2]:
             return False
         fresh = any(r.graph and r.buffers.step.padded_rows not in self.stage.graphs for r in bundle)
         if fresh or any(r.buffers.step.bounds is None for r in bundle):
@@ -216,7 +235,11 @@ class _Player:
         said = ready.plant.kind.error if ready.plant else ""
         try:
             metadata = self.stage.step(ready)
-        except Exception as problem:
+        except Unobservable as problem:
+            if ready.plant and ready.plant.is_("second-stream"):
+                raise
+            raise RuntimeError(f"unobservable in the middle of a history: {problem}") from problem
+        except ValueError as problem:  # what happens to go wrong deeper down is no refusal
             if not said or said not in str(problem):
                 raise
             return None
@@ -239,6 +262,9 @@ class _Player:
             second = self.bench.read(layer.buffers.out)[kept]
             exact = layer.bench.world.golden(ready.frame.step, layer.inputs, split=None, rows=kept)
             self.lab.golden(layer.bench, second, exact, f"{self._where}, second layer")
+        if layer:
+            more = int(self.bench.written(self.bench.read(layer.buffers.out))[rows:].sum())
+            self.lab.expect(more, 0, f"elements written behind the rows of {self._where}, layer 2")
         behind = int(self.bench.written(out)[rows:].sum())
         self.lab.expect(behind, 0, f"elements written behind the rows of {self._where}")
 
@@ -295,7 +321,9 @@ class _Player:
         seen.rows += step.rows
         seen.requests += len(ready.frame.requests)
         fault = ready.fault or "none"
-        seen.reached.append(values(self.shape, ready.frame, graph=ready.graph, fault=fault))
+        device = self._device if ready.held or self._device != DEVICES[2] else DEVICES[1]
+        shape = replace(self.shape, device=device)
+        seen.reached.append(values(shape, ready.frame, graph=ready.graph, fault=fault))
 
 
 def _where(frame: engine.Frame) -> str:

@@ -21,7 +21,8 @@ from fuzz.plant import Plant
 class Ready:
     """A frame with buffers of its own on the device. table: int32 [requests, blocks], physical.
 
-    metadata: the subject's, None where it was refused as it must be. dummy: no engine made it.
+    metadata: the subject's, None where it was refused as it must be. built: whether the subject
+    came to the end of its build. held: whether the device was, meanwhile. dummy: no engine made it.
     """
 
     frame: Frame
@@ -31,6 +32,8 @@ class Ready:
     graph: bool = False
     plant: Plant | None = None
     metadata: Any = None
+    built: bool = False
+    held: bool = False
     dummy: bool = False
 
     @property
@@ -108,7 +111,7 @@ class Stage:
             metadata = self.latest.metadata
         else:
             metadata = self.bench.instance.build(buffers.batch)
-        ready.metadata, self.built = metadata, ready
+        ready.built, ready.metadata, self.built = True, metadata, ready
         if not ready.graph:
             layer = plant.layer if plant else None
             if layer and layer.first:

@@ -23,7 +23,8 @@ class Tally:
 
     busy_s: seconds that histories took, of all workers. reached, values: frames that had a pair of
     values, or a value. begun: seeds whose process ended before their record was written. twice:
-    seeds that are in several folders. mistakes: what the fuzzer itself did wrong.
+    seeds that are in several folders. missing: seeds that were asked for without a limit of time,
+    and have no record. mistakes: what the fuzzer itself did wrong.
     """
 
     histories: int = 0
@@ -41,6 +42,7 @@ class Tally:
     found: list[Record] = field(default_factory=list)
     begun: list[int] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
@@ -112,6 +114,8 @@ class Tally:
         lines += [f"not planted: {n} times {why}" for why, n in self.unplanted.items()]
         if self.begun:
             lines.append(f"begun and lost with their process: seeds {_some(self.begun)}")
+        if self.missing:
+            lines.append(f"asked for, and not played: seeds {_some(self.missing)}")
         if self.twice:
             lines.append(f"in more than one folder, counted once: seeds {_some(self.twice)}")
         lines += [f"the fuzzer's own mistake: {text}" for text in self.mistakes]
@@ -120,8 +124,13 @@ class Tally:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 where something was found, 2 where nothing was played, else 0."""
-        return 3 if self.mistakes else 1 if self.distinct else 0 if self.frames else 2
+        """The exit code: 1 where something was found, 3 where the fuzzer did wrong, 2 where nothing
+        was played or not all that was asked for; else 0."""
+        if self.distinct:
+            return 1
+        if self.mistakes:
+            return 3
+        return 0 if self.frames and not (self.begun or self.missing) else 2
 
 
 def _some(seeds: Sequence[int]) -> str:
@@ -162,10 +171,20 @@ def gather(folders: Sequence[Path]) -> Tally:
     if len({source.path.parent for source in sources}) > 1:
         of_one_suite(sources)
     _of_one_kind(sources)
-    tally = Tally(begun=sorted(key[-1] for key in begun if key not in found), twice=sorted(twice))
+    open_ = sorted({key[-1] for key in begun if key not in found})
+    told = {key[-1] for key in found} | set(open_)
+    missing = sorted(_asked(sources) - told)
+    tally = Tally(begun=open_, twice=sorted(twice), missing=missing)
     for _, (record, _) in sorted(found.items(), key=lambda item: item[0]):
         tally.add(record)
     return tally
+
+
+def _asked(sources: Sequence[Source]) -> set[int]:
+    """Return the seeds that runs without a limit of time were asked for."""
+    texts = {str(source.environment["asked"]) for source in sources}
+    asked = [Asked.loads(text) for text in texts]
+    return {seed for one in asked if not one.timed for seed in one.seeds}
 
 
 def _files(folders: Sequence[Path]) -> list[Path]:

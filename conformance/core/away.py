@@ -13,6 +13,8 @@ from typing import IO, Any
 
 import pytest
 
+HISTORY = "history"
+"""The name of a history's counts among what a report brings along."""
 LINES = "record lines"
 """What a report's property, or a worker's output, with record lines is called."""
 _AWAY, _LEFT_S, _ONLY = "away", "left_s", "only"

@@ -47,7 +47,7 @@ class Bench:
     the cache (bytes in all, leading bytes that may stay unmapped; uint8 on the device), the
     runtime by default; page, hole: as of World. changes: fields of the configuration to replace.
     clock: on the twin, run a subject that can on a device of its own time; the case is its seed.
-    latest: the step whose lengths were written last.
+    latest: the step whose lengths were written last. given_cache: the bytes that it was given.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Bench:
         self._starts = runtime.empty((requests + 1,), int32)
         self._seq_lens = runtime.empty((requests,), int32)
         self._table = runtime.empty(tuple(self.world.block_table.shape), int32)
+        self.given_cache = self.world.raw
         self.write(self._storage[unmapped:], self.world.raw[unmapped:])
         self.write(self._table, self.world.block_table)
         self.set_scale(self.config.k_scale)
@@ -177,6 +178,7 @@ class Bench:
 
     def set_cache(self, raw: Tensor) -> None:
         """Replace the cache's bytes."""
+        self.given_cache = raw
         self.write(self._storage, raw)
 
     def cache_bytes(self) -> Tensor:

@@ -130,11 +130,6 @@ _ALL = (
     _same("GRAPH-4", 16, "Graphs of several sizes share one plan state."),
     _same("GRAPH-5", 12, "A replay follows rows that leave for dense attention, and return."),
     _same("GRAPH-6", 30, "What changes before a replay changes its output; nothing else does."),
-    _same(
-        "GRAPH-7",
-        16,
-        "A replay for more rows than were captured is flagged, and computes nothing.",
-    ),
     _same("MHA-3", 12, "Up to topk tokens of context, dense and sparse attention are the same."),
     _same("MHA-1", 24, "Prefills go to dense MHA iff the longest bound is at most topk."),
     _same("MHA-2", 12, "Decode rows do not depend on where the prefill rows go."),
@@ -178,8 +173,14 @@ _ALL = (
         0,
         "records read the same on every machine",
     ),
-    # What looks at most stands last: many steps, and every check at once.
+    # What looks at most stands last: many steps, and every check at once. Behind it, what is newer than
+    # the rows of the kill matrix.
     _same("HIST-1", 20, "Histories that were findings once are played without one."),
+    _same(
+        "GRAPH-7",
+        16,
+        "A replay for more rows than were captured is flagged, and computes nothing.",
+    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}

@@ -21,7 +21,7 @@ import torch
 
 from conformance import logs, settings
 from conformance.core.allocator import keep_freed_memory
-from conformance.core.away import Sender, only_of, until
+from conformance.core.away import HISTORY, Sender, only_of, until
 from conformance.core.case import parse
 from conformance.core.catalogue import ALIVE
 from conformance.core.environment import ROOMS, ROOT, describe
@@ -32,9 +32,6 @@ from conformance.core.record import Outcome, Record, RecordWriter, settled
 from conformance.core.requirement import Judge
 from conformance.core.subject import Subject, Unobservable
 from conformance.core.watchdog import Watchdog
-
-HISTORY = "history"
-"""What a report's property with the record's history is called."""
 
 LEFT = 70
 """Exit status of a process that left because of a fault."""

@@ -9,12 +9,16 @@ from fuzz.serving import Profile
 
 @dataclass(frozen=True)
 class Asked:
-    """Seeds `first`, `first + step`, ..., `count` of them, and what is drawn from each."""
+    """Seeds `first`, `first + step`, ..., `count` of them, and what is drawn from each.
+
+    timed: whether a limit of time may end it before they do.
+    """
 
     first: int
     step: int
     count: int
     profile: Profile
+    timed: bool = True
 
     @property
     def seeds(self) -> range:

@@ -109,6 +109,9 @@ def run_command(
     if histories is None and minutes is None:
         histories = 100
     count = None if histories is None else shard.share(histories)
+    if count == 0:
+        click.echo(f"no seed of {histories} is of shard {shard.index}/{shard.count}")
+        sys.exit(2)
     lists = shard.lists(seed, count, _size(workers, len(gpus) or len(tx)))
     request = Request(
         subject=factory, given=subject, identity=identity, tier=tier, report=report,
@@ -125,12 +128,12 @@ def run_command(
     broken = _played(request, tier, gpus, lists, profile)
     wall = time.monotonic() - began
     tally = gather([report])
-    _tell(tally, wall, keep, profile, f"--subject {quote(subject)} --tier {tier}", flashinfer)
+    _tell(tally, wall, keep, profile, flashinfer)
     if shrink:
         _shrink(tally, keep, profile, subject, tier, flashinfer)
     if broken:
         click.echo(broken)
-    sys.exit(tally.code or (3 if broken else 0))
+    sys.exit(3 if broken and tally.code != 1 else tally.code)
 
 
 def _played(
@@ -142,7 +145,8 @@ def _played(
     numbers = itertools.count(1)
     try:
         for seeds in lists:
-            asked = Asked(seeds.start, seeds.step, len(seeds), profile)
+            timed = request.until is not None
+            asked = Asked(seeds.start, seeds.step, len(seeds), profile, timed)
             told = replace(request, asked=asked.dumps())
             _, left = run_tier(told, tier, gpus, numbers)
             if left:
@@ -184,9 +188,7 @@ def _again(tier: str, named: str, profile: Profile) -> str:
     )
 
 
-def _tell(
-    tally: Tally, wall: float, keep: Path, profile: Profile, asked: str, flashinfer: str
-) -> None:
+def _tell(tally: Tally, wall: float, keep: Path, profile: Profile, flashinfer: str) -> None:
     """Keep every finding in a folder, and say what was seen."""
     from fuzz.findings import keep as kept
 

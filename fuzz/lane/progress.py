@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.core.away import HISTORY
 from conformance.core.progress import NOTHING, Tally
-
-HISTORY = "history"
 
 
 @dataclass

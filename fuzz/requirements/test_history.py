@@ -2,6 +2,7 @@
 
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.requirement import requirement
+from conformance.core.subject import Unobservable
 from fuzz.player import play
 from fuzz.regressions import regressions
 from fuzz.telling import told
@@ -18,4 +19,6 @@ def test_a_history_that_was_a_finding_is_none(lab: Lab) -> None:
     if played.finding is not None:
         text = told(entry.history, played.finding)
         raise CheckFailed(f"{lab.case.id}: {text}", what=entry.shows)
+    if played.unplanted:
+        raise Unobservable("; ".join(played.unplanted))
     lab.check(played.frames > 0, "steps played", got=played.frames, expected="some")

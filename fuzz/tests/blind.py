@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conformance.core.subject import Observation
+from conformance.core.subject import Observation, Unobservable
 from conformance.core.worker import load_subject
 
 REAL = "conformance.subjects.smla:SmlaSubject"
@@ -238,3 +238,87 @@ class SpoilsSome(Instance):
 def spoiling(*spoiled: int, breaks: int | None = None) -> Faulty:
     """Return a subject whose instances spoil some forwards, and break down in another."""
     return Faulty(type("Spoils", (SpoilsSome,), {"spoiled": spoiled, "breaks": breaks}))
+
+
+class WritesTheCache(Instance):
+    """Changes the cache's last element in each forward."""
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        super().forward(*args, **options)
+        self.runtime.native_run(args[2].view(torch.uint8)[-1, -1].add_, 1)
+
+
+class ReadsTails(Instance):
+    """Clamps nothing once it has planned, so that the kernel reads what stands behind."""
+
+    def build(self, batch: Any) -> Any:
+        metadata = super().build(batch)
+        for schedule in metadata.state.active:
+            schedule.words.view(torch.int32)
+            layout = metadata.state.layout
+            at, count = layout.at("kv_len"), layout.capacity
+            self.runtime.native_run(_restore, schedule.words[at : at + count], metadata.num_rows)
+        return metadata
+
+
+def _restore(lengths: Any, rows: int) -> None:
+    lengths[:rows] += 1
+
+
+def stumbling(word: str) -> type:
+    """Return an instance that breaks where it should refuse, and says the word while it does."""
+
+    class Stumbles(Instance):
+        def build(self, batch: Any) -> Any:
+            return self._either(lambda: super(Stumbles, self).build(batch))
+
+        def forward(self, *args: Any, **options: Any) -> None:
+            self._either(lambda: super(Stumbles, self).forward(*args, **options))
+
+        def _either(self, call: Any) -> Any:
+            try:
+                return call()
+            except ValueError:
+                raise KeyError(word) from None
+
+    return Stumbles
+
+
+class OptsOut(Instance):
+    """Says in its third build that it cannot be judged."""
+
+    builds = 0
+
+    def build(self, batch: Any) -> Any:
+        self.builds += 1
+        if self.builds == 3:
+            raise Unobservable("the third step")
+        return super().build(batch)
+
+
+class ClearsPaddingLater(Instance):
+    """Writes zeros behind the rows of a second forward of one build."""
+
+    forwards = 0
+
+    def build(self, batch: Any) -> Any:
+        self.forwards = 0
+        return super().build(batch)
+
+    def forward(self, *args: Any, **options: Any) -> None:
+        super().forward(*args, **options)
+        self.forwards += 1
+        if self.forwards == 2:
+            self.runtime.native_run(args[6][args[4].num_rows :].zero_)
+
+
+class RefusesCompany(Instance):
+    """Breaks from its fifth build on, where work of steps before is still queued."""
+
+    builds = 0
+
+    def build(self, batch: Any) -> Any:
+        self.builds += 1
+        if self.builds >= 5 and getattr(self.runtime, "pending", 0) > 12:
+            raise RuntimeError("in company")
+        return super().build(batch)

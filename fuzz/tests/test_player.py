@@ -48,7 +48,7 @@ def faulty(kind: type) -> Callable[[], Subject]:
 @pytest.mark.parametrize(
     ("subject", "says"),
     [
-        (upstream("PaddedPlan"), f"leave the int workspace|{OUTPUT}"),
+        (upstream("PaddedPlan"), f"leave the int workspace|reach query row|{OUTPUT}"),
         (upstream("OneStagingBlock"), f"reach query row|{OUTPUT}"),
         (upstream("RefusesPaddedRows"), "the plan has"),
         (upstream("StalePlan"), OUTPUT),
@@ -136,8 +136,8 @@ def test_a_fault_inside_of_the_contract_is_planted(kind: str) -> None:
 @pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.flag])
 def test_a_flag_that_cannot_be_seen_is_no_pass(kind: str) -> None:
     history, subject = with_fault(Fault(kind, 1, 5)), blind.Faulty(blind.ShowsNoFlags)
-    with pytest.raises(Unobservable, match="flags"):
-        played(history, subject)
+    seen = played(history, subject)
+    assert seen.unplanted == [f"{kind}: flags"] and seen.reached[-1]["fault"] == "none"
 
 
 class Unconstructible(blind.Faulty):
@@ -204,3 +204,61 @@ def test_profiles_fix_shapes() -> None:
         history = drawn(seed, fixed)
         assert (history.shape.heads, history.shape.device) == (128, "held")
         assert len(history.turns) <= 3 and not any(turn.fault for turn in history.turns)
+
+
+def test_a_write_into_the_cache_is_found_though_the_fault_replaces_the_cache() -> None:
+    for name in ("nan-elsewhere", "late-frame", "garbage-tail"):
+        for drafting in (0, 1):
+            history = with_fault(Fault(name, 1, 5), drafting=drafting)
+            finding = played(history, blind.Faulty(blind.WritesTheCache)).finding
+            assert finding and "whether the cache is as it was" in finding.message
+
+
+class Clockless(blind.Faulty):
+    """As Faulty, without the capability to run on the suite's clock."""
+
+    def __init__(self, wrong: Any) -> None:
+        super().__init__(wrong)
+        self.capabilities = self.capabilities - {"clock"}
+
+
+@pytest.mark.parametrize("device", ["later", "held"])
+def test_a_device_that_cannot_be_late_is_told_of(device: str) -> None:
+    history = replace(with_fault(Fault("garbage-tail")), shape=replace(SHAPE, device=device))
+    seen = played(history, Clockless(blind.Instance))
+    assert seen.unplanted == [f"device {device}: capability clock"]
+    assert {frame["device"] for frame in seen.reached} == {"at once"}
+    assert {frame["device"] for frame in played(history).reached} <= {device, "later"}
+    wrong = played(history, Clockless(blind.ReadsTails)).finding
+    assert wrong and "reads behind the valid entries" in wrong.message, "reads are looked at then"
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.error])
+def test_an_error_that_happens_to_say_the_word_is_no_refusal(kind: str) -> None:
+    word, history = FAULTS[kind].error, with_fault(Fault(kind, 1, 5))
+    finding = played(history, blind.Faulty(blind.stumbling(word))).finding
+    assert finding and finding.fault == kind and word in finding.message
+
+
+def test_what_becomes_unobservable_on_the_way_is_a_finding() -> None:
+    finding = played(with_fault(Fault("garbage-tail")), blind.Faulty(blind.OptsOut)).finding
+    assert finding and "in the middle of a history" in finding.message
+
+
+def test_a_second_layer_s_padding_is_looked_at() -> None:
+    for row in (0, 1):
+        history = with_fault(Fault("layers", row, 5), padding=3)
+        finding = played(history, blind.Faulty(blind.ClearsPaddingLater)).finding
+        assert finding and "elements written behind the rows" in finding.message
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in FAULTS.items() if kind.among])
+def test_frames_are_in_flight_around_what_stays_in_its_frame(kind: str) -> None:
+    turns = with_fault(Fault(kind, 1, 5), graph=False).turns
+    again = Turn(parts=(Part(0, 1), Part(1, 1)))
+    shape = replace(SHAPE, device="held", graphs=())
+    turns = tuple(replace(turn, graph=False) for turn in turns)
+    history = History(3, shape, (*turns[:2], again, again, turns[-1], again))
+    assert played(history).finding is None
+    finding = played(history, blind.Faulty(blind.RefusesCompany)).finding
+    assert finding and finding.frame == "turn 4" and "company" in finding.message

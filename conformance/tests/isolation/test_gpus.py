@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ def test_a_replaced_worker_keeps_its_gpu(tmp_path: Path) -> None:
     assert "2 failed, 10 passed" in done.stdout, done.stdout
     replaced = sorted(set(bound) - {"gw0", "gw1"})
     dead = [bound[(seen / number).read_text().split()[0]] for number in ("2", "9")]
-    assert [bound[worker] for worker in replaced] == dead[: len(replaced)], json.dumps(bound)
+    # Which of the dead is replaced first, and whether the second still gets a test, is a race.
+    assert Counter(bound[worker] for worker in replaced) <= Counter(dead), json.dumps(bound)
     for number in (2, 9):
         assert f"crashed while running 'test_bound.py::test_one[{number}]'" in done.stdout
