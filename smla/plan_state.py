@@ -153,8 +153,9 @@ class PlanState:
             self.runtime.follow(self.stream)
         reused = not exact and self._covers(lengths)
         if reused:
-            self._supersede()
+            self.serial += 1
             self.stats.reuses += 1
+            self.stream = self.runtime.stream()
         else:
             self._replan(lengths if exact else self._with_slack(lengths))
         row_map(
@@ -241,12 +242,8 @@ class PlanState:
         self.stats.chunks += len(chunks)
 
     def _forget_plan(self) -> None:
-        self._supersede()
-        self._planned_rows = _NO_PLAN
-
-    def _supersede(self) -> None:
-        """Make metadata of earlier builds stale; this build's stream counts from here on."""
         self.serial += 1
+        self._planned_rows = _NO_PLAN
         self.stream = self.runtime.stream()
 
     def pack(self, rows: int) -> None:

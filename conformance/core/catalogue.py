@@ -173,7 +173,7 @@ _ALL = (
         0,
         "records read the same on every machine",
     ),
-    # What looks at most stands last: many steps, and every check at once. Behind it, what is newer than
+    # What looks at most stands last: many steps, every check at once. Behind it, what is newer than
     # the rows of the kill matrix.
     _same("HIST-1", 20, "Histories that were findings once are played without one."),
     _same(

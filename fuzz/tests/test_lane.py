@@ -89,9 +89,19 @@ def test_of_a_host_that_died_all_counts_but_its_last_history(
     assert [json.loads(line)["kind"] for line in lines[-3:]] == ["started", "record", "footer"]
     path.write_text("".join(lines[:-2]) + lines[-2][:30])
     done = here(MERGE, copy)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 2, done.output
     assert "2 histories" in done.stdout
     assert "begun and lost with their process: seeds 9" in done.stdout
+    path.write_text("".join(lines[:-3]))
+    done = here(MERGE, copy)
+    assert done.exit_code == 2, done.output
+    assert "asked for, and not played: seeds 9" in done.stdout
+
+
+def test_a_shard_without_a_seed_says_so(tmp_path: Path) -> None:
+    done = here(RUN, "--histories", "1", "--shard", "2/2", "--report", tmp_path / "r")
+    assert done.exit_code == 2, done.output
+    assert "no seed of 1 is of shard 2/2" in done.stdout
 
 
 def test_seeds_that_mean_other_histories_are_not_added_up(
