@@ -105,8 +105,7 @@ class _Player:
             self.seen.unplanted.append(f"device {self._device}: capability clock")
             self._device = DEVICES[0]
         # What is read at once is looked at frame by frame.
-        self._later = self._device != DEVICES[0]
-        self._most = BUNDLE if self._later else 1
+        self._most = 1 if self._device == DEVICES[0] else BUNDLE
         self._waiting = judge.Judge(self.lab, self.bench)
 
     def run(self) -> None:

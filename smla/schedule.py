@@ -103,7 +103,7 @@ class ScheduleLayout:
         """Index of an array's first entry in the int workspace seen as int32."""
         return self.offsets[name] // 4
 
-    @property
+    @cached_property
     def launch_words(self) -> tuple[range, range]:
         """Indices, seen as int32, of the words that let a launch do anything: which packed rows it
         merges, and which work items each cluster runs. With all of them 0 it does nothing."""
@@ -111,6 +111,17 @@ class ScheduleLayout:
         merges = range(merges.start, merges.stop + self.num_sms)
         works = self.at("work_indptr")
         return merges, range(works, works + self.num_clusters + 1)
+
+    @cached_property
+    def launch_meta(self) -> dict[str, int]:
+        """Where the launch words stand, as the last constants of a kernel that writes them."""
+        merges, works = self.launch_words
+        return {
+            "MERGES_AT": merges.start,
+            "MERGES": len(merges),
+            "WORKS_AT": works.start,
+            "WORKS": len(works),
+        }
 
     @property
     def num_works_at(self) -> int:

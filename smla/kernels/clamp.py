@@ -142,7 +142,6 @@ def clamp(
     kv_end := max(kv_start, min(planned kv_end, valid)) and
     kv_len := min(planned kv_len, valid), with valid from the row's context.
     """
-    merges, works = layout.launch_words
     args = (
         schedule,
         planned_kv_end,
@@ -161,9 +160,6 @@ def clamp(
         "ABOVE_PLAN": int(Flag.VALID_ABOVE_PLAN),
         "FRESH": fresh,
         "BLOCK": _BLOCK,
-        "MERGES_AT": merges.start,
-        "MERGES": len(merges),
-        "WORKS_AT": works.start,
-        "WORKS": len(works),
+        **layout.launch_meta,
     }
     runtime.launch(CLAMP, (triton.cdiv(most_works, _BLOCK),), args, meta)

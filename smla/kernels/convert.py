@@ -198,7 +198,6 @@ def convert(
     device_scale: float32 [1] on the device, the cache's scale as it stands there when this runs;
     one that differs from `scale` (as float32) is flagged.
     """
-    merges, works = layout.launch_words
     args = (
         topk_indices,
         topk_indices.stride(0),
@@ -228,9 +227,6 @@ def convert(
         "UNCOVERED": int(Flag.ROWS_BEYOND_FORWARD),
         "RESCALED": int(Flag.SCALE_CHANGED),
         "CHUNK": min(_CHUNK, triton.next_power_of_2(slots.shape[1])),
-        "MERGES_AT": merges.start,
-        "MERGES": len(merges),
-        "WORKS_AT": works.start,
-        "WORKS": len(works),
+        **layout.launch_meta,
     }
     runtime.launch(CONVERT, (rows,), args, meta)
