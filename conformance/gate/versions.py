@@ -1,4 +1,4 @@
-"""The matrix of FlashInfer versions: a page generated from gate results, each cell linked to its own."""
+"""The matrix of FlashInfer versions: a page made of gate results, each cell linked to its own."""
 
 import os
 from collections.abc import Sequence
