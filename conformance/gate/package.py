@@ -28,7 +28,7 @@ _LEFT_OUT = re.compile(
     r"flashinfer/data/(csrc/(?!batch_mla|tvm_ffi_utils)|spdlog/|cutlass/(?!include/)"
     r"|cccl/(?!libcudacxx/include/|cub/|thrust/))"
 )
-_ALLOWED = "a version such as 0.7.4, a wheel file, or with --trust the folder of a source checkout"
+_ALLOWED = "a version of the index, a wheel file, or with --trust the folder of a source checkout"
 
 
 @dataclass(frozen=True)
