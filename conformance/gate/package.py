@@ -58,25 +58,27 @@ class Package:
 
 def resolve(asked: str, cache: Cache, *, trust: bool = False) -> Package:
     """Return the package that a command line names; raise PackageError where there is none."""
-    path = Path(asked)
+    path, version = Path(asked), _version(asked)
     try:
-        if path.is_dir():
+        if version is not None:
+            return _wheel(asked, fetch.wheel(NAME, version, cache), cache)
+        if asked and path.is_dir():
             return _checkout(asked, path.resolve(), trust)
         if path.suffix == ".whl" or path.is_file():
             return _wheel(asked, path, cache)
-        return _wheel(asked, fetch.wheel(NAME, _version(asked), cache), cache)
     except BundleError as problem:
         raise PackageError(f"FlashInfer {asked}: {problem}") from problem
+    raise PackageError(
+        f"FlashInfer: found {asked!r}, which is no version and no file; allowed: {_ALLOWED}; "
+        "to fix: correct it"
+    )
 
 
-def _version(asked: str) -> str:
+def _version(asked: str) -> str | None:
     try:
         return str(Version(asked))
     except InvalidVersion:
-        raise PackageError(
-            f"FlashInfer: found {asked!r}, which is no version and no file; allowed: {_ALLOWED}; "
-            "to fix: correct it"
-        ) from None
+        return None
 
 
 def _wheel(asked: str, wheel: Path, cache: Cache) -> Package:
