@@ -24,10 +24,10 @@ _TIERS = click.Choice(["twin", "hopper"])
 def factory_of(name: str) -> tuple[str, Identity]:
     """Return a subject's factory and who it is; raise SuiteError for one that cannot be judged."""
     from conformance.core.run import identify
-    from conformance.subjects import SUBJECTS, own_identity, resolver
+    from conformance.named import factory_of as named
+    from conformance.subjects import own_identity
 
-    resolve = resolver(name)
-    factory = resolve(name) if resolve else SUBJECTS.get(name, name)
+    factory = named(name)
     # In a process of its own: one that is broken is refused here.
     return factory, own_identity(name) or identify(factory, name)
 
