@@ -50,9 +50,18 @@ class Part:
         return digest(self.words)
 
     @property
-    def short(self) -> str:
-        """The name by which other parts mention it; "" for ELSEWHERE."""
-        return "" if self.name == ELSEWHERE else _NAMES.findall(_bare(self.name))[-1]
+    def known_as(self) -> tuple[str, ...]:
+        """The names by which other parts mention it: of an enum its values too; of ELSEWHERE none.
+
+        A member's stands for the member of any type.
+        """
+        if self.name == ELSEWHERE:
+            return ()
+        kind, _, names = self.name.partition(" ")
+        if kind == "enum":
+            return tuple(sorted(self.mentions))
+        listed = names.split(",") if kind == "variable" else [self.name]
+        return tuple(_NAMES.findall(_bare(name))[-1] for name in listed)
 
     @property
     def owner(self) -> str:
@@ -166,21 +175,26 @@ def _label(node: Node, scope: str) -> str:
     if outside and node.type == "alias_declaration":
         return f"alias {_text(node.child_by_field_name('name'))}"
     if outside and any(child.type == "init_declarator" for child in node.children):
-        return f"variable {_declared(node)}"
+        declared = node.children_by_field_name("declarator")
+        return f"variable {','.join(_declared_by(child) for child in declared)}"
     return ""
 
 
 def _declared(node: Node) -> str:
     """The name that a definition declares."""
     inner = node.child_by_field_name("declarator")
-    while inner is not None:
+    return _declared_by(inner) if inner is not None else ""
+
+
+def _declared_by(inner: Node) -> str:
+    """The name in a declarator, below pointers, references and parameters."""
+    while True:
         deeper = inner.child_by_field_name("declarator")
         if deeper is None and inner.type in ("reference_declarator", "parenthesized_declarator"):
             deeper = next(iter(inner.named_children), None)
         if deeper is None:
             return _text(inner).partition("(")[0]
         inner = deeper
-    return ""
 
 
 def _text(node: Node | None) -> str:

@@ -21,7 +21,8 @@ SAMPLE = """\
 #define TILE(x) ((x) / \\
                  PAGES)
 namespace demo {
-constexpr float log2e = 1.44f; // of e
+constexpr float log2e = 1.44f, *loge2 = nullptr; // of e
+enum class Mode { kNone, kWide };
 template <typename T, int N = 2>
 struct Box {
   T values[N];
@@ -55,9 +56,9 @@ def digests(text: str) -> dict[str, str]:
 
 def test_cuda_syntax_loses_no_function() -> None:
     assert set(parts(SAMPLE)) == {
-        *(ELSEWHERE, "macro PAGES", "macro TILE", "variable log2e", "struct Box", "Box::first"),
+        *(ELSEWHERE, "macro PAGES", "macro TILE", "variable log2e,loge2", "struct Box", "Box::first"),
         *("Box::Box", "struct Box::Inner", "struct Box<float,1>", "Box<float,1>::first", "half"),
-        *("kernel", "launch"),
+        *("kernel", "launch", "enum Mode"),
     }
     kernel = parts(SAMPLE)["kernel"].words
     assert kernel[:6] == ("template", "<", "typename", "T", ">", "__global__"), kernel
@@ -74,9 +75,13 @@ def test_overloads_of_one_name_are_one_part_whatever_their_order() -> None:
 
 def test_names_lead_from_a_part_to_those_it_mentions() -> None:
     found = parts(SAMPLE)
-    assert {found[name].short for name in ("Box<float,1>::first", "Box::first")} == {"first"}
+    both = ("Box<float,1>::first", "Box::first")
+    assert {found[name].known_as for name in both} == {("first",)}
     assert found["Box<float,1>::first"].owner == found["Box::first"].owner == "Box"
-    assert found["struct Box<float,1>"].short == "Box" and found["macro TILE"].short == "TILE"
+    assert found["struct Box<float,1>"].known_as == ("Box",)
+    assert found["macro TILE"].known_as == ("TILE",)
+    assert found["variable log2e,loge2"].known_as == ("log2e", "loge2")
+    assert "kWide" in found["enum Mode"].known_as
     assert {"half", "smem"} <= found["kernel"].mentions
     assert {"kernel", "TILE"} <= found["launch"].mentions
     assert "comment" not in found["launch"].mentions, "a string's words are no names"
