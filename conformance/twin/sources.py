@@ -1,0 +1,202 @@
+"""C++ and CUDA sources cut into functions, types, macros and the rest, each as its tokens.
+
+tree-sitter says where a part begins and ends; its tokens come from `conformance.twin.tokens`, and
+each token of a file is in exactly one part. So what the parser cannot place is in the part
+ELSEWHERE, and a change of it is a change there.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import tree_sitter_cpp
+from tree_sitter import Language, Node, Parser
+
+from conformance.twin.tokens import END_OF_DIRECTIVE, Token, digest, tokens
+
+ELSEWHERE = "elsewhere"
+"""The part that holds what is in no other: includes, namespaces, declarations, odd text."""
+
+# What makes the C++ grammar stumble: CUDA's qualifiers, macros that stand for them, and launches.
+_QUALIFIER = re.compile(
+    r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?|\b[A-Z_]+_INLINE\b"
+)
+_LAUNCH = re.compile(r"<<<(.*?)>>>(?=\s*\()", re.DOTALL)
+_TYPES = ("struct_specifier", "class_specifier", "union_specifier", "enum_specifier")
+_MACROS = ("preproc_def", "preproc_function_def")
+_NAMES = re.compile(r"[^\W\d]\w*")
+_ARGUMENTS = re.compile(r"<[^<>]*>")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a file. name: `f`, `Class::f`, `struct S`, `macro M`, `variable V`, ELSEWHERE.
+
+    words: its tokens; those of overloads and specialisations of one name together, in an order
+    that does not depend on theirs. mentions: the names among them.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    mentions: frozenset[str]
+
+    @property
+    def digest(self) -> str:
+        """Hash of its tokens."""
+        return digest(self.words)
+
+    @property
+    def known_as(self) -> tuple[str, ...]:
+        """The names by which other parts mention it: of an enum its values too; of ELSEWHERE none.
+
+        A member's stands for the member of any type.
+        """
+        if self.name == ELSEWHERE:
+            return ()
+        kind, _, names = self.name.partition(" ")
+        if kind == "enum":
+            return tuple(sorted(self.mentions))
+        listed = names.split(",") if kind == "variable" else [self.name]
+        return tuple(_NAMES.findall(_bare(name))[-1] for name in listed)
+
+    @property
+    def owner(self) -> str:
+        """The type that it is a member of, without template arguments; "" for none."""
+        names = _NAMES.findall(_bare(self.name).rpartition("::")[0])
+        return names[-1] if names else ""
+
+
+def parts(text: str) -> Mapping[str, Part]:
+    """Every part of a source text by name, in the order of first appearance, ELSEWHERE first."""
+    found = tuple(tokens(text))
+    plain, starts = _plain(found)
+    owners = [0] * len(found)
+    labels = [ELSEWHERE]
+    for begin, behind, label in _spans(_parse(plain)):
+        first, last = bisect_left(starts, begin), bisect_left(starts, behind)
+        while first and not plain[starts[first - 1]].strip() and found[first - 1].text.strip():
+            first -= 1  # qualifiers in front, blanked
+        owners[first:last] = [len(labels)] * (last - first)
+        labels.append(label)
+    pieces: list[list[str]] = [[] for _ in labels]
+    named: list[set[str]] = [set() for _ in labels]
+    for owner, token in zip(owners, found, strict=True):
+        pieces[owner].append(token.text)
+        if token.word:
+            named[owner].add(token.text)
+    by_label: dict[str, list[int]] = {}
+    for index, label in enumerate(labels):
+        by_label.setdefault(label, []).append(index)
+    return {
+        label: Part(
+            label,
+            tuple(word for piece in sorted(pieces[i] for i in these) for word in piece),
+            frozenset(name for i in these for name in named[i]),
+        )
+        for label, these in by_label.items()
+    }
+
+
+def tree(text: str) -> Node:
+    """tree-sitter's tree of a source text without comments, layout and CUDA's own syntax."""
+    return _parse(_plain(tuple(tokens(text)))[0])
+
+
+@lru_cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_cpp.language()))
+
+
+def _parse(plain: str) -> Node:
+    return _parser().parse(plain.encode()).root_node
+
+
+def _plain(found: Sequence[Token]) -> tuple[str, list[int]]:
+    """The tokens in ASCII, spaced in one way and in what the C++ grammar knows; their starts.
+
+    So the tree, and with it every border of a part, depends on the tokens alone.
+    """
+    pieces: list[str] = []
+    starts: list[int] = []
+    at, directive, before, last = 0, False, "", ""
+    for token in found:
+        space = "" if before == "define" and token.text == "(" else " "
+        if token.text == "#" and not directive:
+            directive, space = True, "\n"
+        directive = directive and token.text != END_OF_DIRECTIVE
+        shown = re.sub(r"[^\x00-\x7f]", "x", token.text)
+        pieces += [space, shown]
+        starts.append(at + len(space))
+        at += len(space) + len(shown)
+        before, last = last, token.text
+    text = _QUALIFIER.sub(lambda word: " " * len(word[0]), "".join(pieces))
+    return _LAUNCH.sub(lambda launch: f"(  {launch[1]}  )", text), starts
+
+
+def _spans(root: Node) -> Iterator[tuple[int, int, str]]:
+    """(first, behind the last, label) of each part but ELSEWHERE; an inner after its outer."""
+    waiting: list[tuple[Node, str]] = [(root, "")]
+    while waiting:
+        node, scope = waiting.pop()
+        label = _label(node, scope)
+        if label:
+            head = node
+            while head.parent is not None and head.parent.type == "template_declaration":
+                head = head.parent
+            yield head.start_byte, node.end_byte, label
+        if node.type == "function_definition" and label:
+            continue
+        if node.type in _TYPES and label:
+            scope = f"{scope}{label.partition(' ')[2]}::"
+        waiting += [(child, scope) for child in reversed(node.children)]
+
+
+def _bare(name: str) -> str:
+    """A qualified name without template arguments."""
+    while (shorter := _ARGUMENTS.sub("", name)) != name:
+        name = shorter
+    return name
+
+
+def _label(node: Node, scope: str) -> str:
+    """The label of the part that a node is, "" where it is none of its own."""
+    if node.type == "function_definition":
+        return scope + (_declared(node) or "?")
+    if node.type in _TYPES and node.child_by_field_name("body"):
+        name = node.child_by_field_name("name")
+        return f"{node.type.partition('_')[0]} {scope}{_text(name)}" if name else ""
+    if node.type in _MACROS:
+        return f"macro {_text(node.child_by_field_name('name'))}"
+    outside = not scope and node.type in ("declaration", "alias_declaration")
+    if outside and node.type == "alias_declaration":
+        return f"alias {_text(node.child_by_field_name('name'))}"
+    if outside and any(child.type == "init_declarator" for child in node.children):
+        declared = node.children_by_field_name("declarator")
+        return f"variable {','.join(_declared_by(child) for child in declared)}"
+    return ""
+
+
+def _declared(node: Node) -> str:
+    """The name that a definition declares."""
+    inner = node.child_by_field_name("declarator")
+    return _declared_by(inner) if inner is not None else ""
+
+
+def _declared_by(inner: Node) -> str:
+    """The name in a declarator, below pointers, references and parameters."""
+    while True:
+        deeper = inner.child_by_field_name("declarator")
+        if deeper is None and inner.type in ("reference_declarator", "parenthesized_declarator"):
+            deeper = next(iter(inner.named_children), None)
+        if deeper is None:
+            return _text(inner).partition("(")[0]
+        inner = deeper
+
+
+def _text(node: Node | None) -> str:
+    raw = node.text if node is not None else None
+    return "".join((raw or b"").decode().split())
