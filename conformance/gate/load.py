@@ -4,8 +4,6 @@ Rows share a pool of cache blocks larger than the GPU's L2 and small beside its 
 packages fit on one GPU at once.
 """
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch import Tensor
 from conformance.core.case import Config, Geometry, valid_count
 from conformance.core.subject import HostBatch, Instance, Subject, Tier
 
-Call = Callable[[], object]
 _SCALE = 0.375  # no power of two, as an FP8 cache's scale is
 _SLICE = 64  # blocks written at once
 _SEED = 20
@@ -91,19 +88,22 @@ class Load:
             context: self._placed(self._selection(context, random_))
             for context in (shape.long, shape.short)
         }
+        self._built: tuple[int, Any] | None = None
         self._batches = {n: self._batch(n) for n in (shape.long, shape.short)}
 
-    def build(self, context: int) -> Any:
-        """Plan a step of rows of this context, one of the shape's two; return its metadata."""
-        return self.instance.build(self._batches[context])
+    def build(self, context: int) -> None:
+        """Plan a step of rows of this context, one of the shape's two."""
+        self._built = context, self.instance.build(self._batches[context])
 
-    def forward(self, metadata: Any) -> None:
-        """Queue the forward of a step of the long context."""
+    def forward(self) -> None:
+        """Queue the forward of the step that was built last."""
+        assert self._built is not None, "build comes first"
+        context, metadata = self._built
         self.instance.forward(
             self._q_nope,
             self._q_pe,
             self._cache,
-            self._topk[self.shape.long],
+            self._topk[context],
             metadata,
             self._k_scale,
             self._out,
@@ -115,28 +115,23 @@ class Load:
         out: Tensor = self.runtime.read(self._out)
         return out
 
-    def replan(self) -> Call:
-        """A build that no plan before it serves, each time."""
-        turns = itertools.cycle((self.shape.short, self.shape.long))
-        return lambda: self.build(next(turns))
+    def replan(self) -> None:
+        """Build what the plan before it does not serve."""
+        before = self._built[0] if self._built is not None else None
+        self.build(self.shape.short if before == self.shape.long else self.shape.long)
 
-    def reuse(self) -> Call:
-        """A build that the plan before it serves, from the second in a row on."""
-        return lambda: self.build(self.shape.long)
-
-    def launch(self) -> Call:
-        """The queueing of one forward, planned here."""
-        metadata = self.build(self.shape.long)
-        return lambda: self.forward(metadata)
+    def reuse(self) -> None:
+        """Build what the plan before it serves, from the second in a row on."""
+        self.build(self.shape.long)
 
     def graph(self, launches: int) -> Any:
-        """A graph of so many forwards; what a first one compiles is compiled before."""
-        metadata = self.build(self.shape.long)
-        self.forward(metadata)
+        """A graph of so many forwards of a step; what a first one compiles is compiled before."""
+        self.build(self.shape.long)
+        self.forward()
         self.runtime.synchronize()
         with self.runtime.capture() as graph:
             for _ in range(launches):
-                self.forward(metadata)
+                self.forward()
         return graph
 
     def plans(self) -> int | None:
@@ -185,4 +180,3 @@ class Load:
         placed: Tensor = self.runtime.empty(tuple(tensor.shape), tensor.dtype)
         self.runtime.write(placed, tensor)
         return placed
-

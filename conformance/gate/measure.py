@@ -8,8 +8,9 @@ only, is a finding.
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def measure(
                 end.greet()
             except ChildDied as problem:
                 raise MeasureError(
-                    f"{problem}; to fix: run `python -c 'import flashinfer.mla'` with that FlashInfer"
+                    f"{problem}; to fix: see that `import flashinfer.mla` works with it"
                 ) from problem
         _same_subject(ends)
         for shape in shapes or (REHEARSED if rehearse else SHAPES):
@@ -168,46 +169,44 @@ def _same_subject(ends: Mapping[str, _End]) -> None:
         )
 
 
-def _measured(
-    shape: Shape, ends: Mapping[str, _End], rounds: int
-) -> tuple[Seen, list[Figure]]:
+class _Stopped(Exception):
+    """A side refused a shape, or died at it; what is known of it stands in `Seen`."""
+
+
+def _measured(shape: Shape, ends: Mapping[str, _End], rounds: int) -> tuple[Seen, list[Figure]]:
     """Prepare a shape on both sides, look for waits, and time the calls that both have."""
-    seen = Seen(shape.label)
-    calls: dict[str, list[str]] = {}
-    for name, end in ends.items():
+    seen, figures, calls = Seen(shape.label), [], {}
+
+    def ask(side: str, timeout_s: float, do: str, **more: Any) -> dict[str, Any]:
         try:
-            answer = end.ask(_PREPARE_S, "prepare", shape=as_question(shape))
+            answer = ends[side].ask(timeout_s, do, **more)
         except ChildDied as problem:
-            seen.died[name] = str(problem)
-            continue
+            seen.died[side] = str(problem)
+            raise _Stopped from problem
         if "refused" in answer:
-            seen.refused[name] = Refusal(answer["refused"], answer["what"], answer["cause"])
+            seen.refused[side] = Refusal(answer["refused"], answer["what"], answer["cause"])
             if answer["dead"]:
-                end.end()  # nothing more can be asked of a process whose CUDA context is gone
-        else:
-            calls[name] = answer["calls"]
-    figures: list[Figure] = []
-    if len(calls) == len(ends):
-        try:
-            for name, end in ends.items():
-                seen.waits[name] = end.ask(_ASK_S, "waits")["waits"]
-            answers = alternate(
-                lambda side: ends[side].ask(_ASK_S, "time", samples=_SAMPLES)["us"], rounds
-            )
-        except ChildDied as problem:
-            dead = next(name for name, end in ends.items() if end.talk is None)
-            seen.died[dead] = str(problem)
-        else:
+                ends[side].end()  # of a process whose CUDA context is gone no more can be asked
+            raise _Stopped
+        return answer
+
+    for side in SIDES:  # also where the first one refuses: it may be both
+        with suppress(_Stopped):
+            calls[side] = ask(side, _PREPARE_S, "prepare", shape=as_question(shape))["calls"]
+    if len(calls) == len(SIDES):
+        with suppress(_Stopped):
+            for side in SIDES:
+                seen.waits[side] = ask(side, _ASK_S, "waits")["waits"]
+            each = partial(ask, timeout_s=_ASK_S, do="time", samples=_SAMPLES)
+            answers = alternate(lambda side: each(side)["us"], rounds)
             where = ends["candidate"].hello["gpu"]
-            for call in calls["baseline"]:
-                if all(call in round_[side] for round_ in answers for side in SIDES):
-                    each = [{side: round_[side][call] for side in SIDES} for round_ in answers]
-                    name = f"{NAMES[call]}, {shape.label}"
-                    figures.append(figure(name, KINDS[call], where, each))
-    for name, end in ends.items():
-        if end.talk is not None:
-            try:
-                end.ask(_ASK_S, "drop")
-            except ChildDied as problem:
-                seen.died.setdefault(name, str(problem))
+            for call in (
+                call for call in KINDS if all(call in a[s] for a in answers for s in SIDES)
+            ):
+                name = f"{NAMES[call]}, {shape.label}"
+                medians = [{side: round_[side][call] for side in SIDES} for round_ in answers]
+                figures.append(figure(name, KINDS[call], where, medians))
+    for side in (side for side in SIDES if ends[side].talk is not None):
+        with suppress(_Stopped):
+            ask(side, _ASK_S, "drop")
     return seen, figures

@@ -1,4 +1,4 @@
-"""What a benchmark of two packages showed: figures, findings on waits and refusals, and its file."""
+"""What a benchmark of two packages showed: figures, findings on waits and refusals, its file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,8 +65,8 @@ class Measured:
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
             raise ResultsError(
-                f"{where}: found schema {schema!r}; allowed: {SCHEMA!r}; to fix: measure again with "
-                "this suite"
+                f"{where}: found schema {schema!r}; allowed: {SCHEMA!r}; to fix: measure again "
+                "with this suite"
             )
         try:
             return Measured(

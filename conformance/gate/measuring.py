@@ -62,6 +62,7 @@ class _Child:
         self.graph: Any = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what is asked; where the subject or the package raises, the answer is `refused`."""
         does: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self.hello,
             "prepare": self.prepare,
@@ -69,7 +70,19 @@ class _Child:
             "time": self.time,
             "drop": self.drop,
         }
-        return does[question["do"]](question)
+        try:
+            return does[question["do"]](question)
+        except _Refused as refused:
+            problem = refused.__cause__
+            assert isinstance(problem, Exception)
+            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+            self.drop(question)
+            return {
+                "refused": refused.stage,
+                "what": reason(problem),
+                "cause": place_of(frames[::-1], self.folder),
+                "dead": not self.rehearsal and _context_is_dead(),
+            }
 
     def hello(self, _: Mapping[str, Any]) -> dict[str, Any]:
         gpu = "" if self.rehearsal else torch.cuda.get_device_name()
@@ -85,38 +98,21 @@ class _Child:
         self.drop(question)
         given = dict(question["shape"])
         shape = Shape(**{**given, "geometry": Geometry(**given["geometry"])})
-        try:
-            return self._prepared(shape)
-        except _Refused as refused:
-            problem = refused.__cause__
-            assert isinstance(problem, Exception)
-            frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
-            self.drop(question)
-            return {
-                "refused": refused.stage,
-                "what": reason(problem),
-                "cause": place_of(frames[::-1], self.folder),
-                "dead": not self.rehearsal and _context_is_dead(),
-            }
-
-    def _prepared(self, shape: Shape) -> dict[str, Any]:
         clock = None
         if self.tier.clock is not None and "clock" in self.subject.capabilities:
             clock = self.tier.clock(None, "torch")
         self.load = load = _step("construct", lambda: Load(self.subject, self.tier, shape, clock))
-        replan, reuse = load.replan(), load.reuse()
         for _ in range(2):
-            metadata = _step("build", replan)
-            _step("forward", partial(load.forward, metadata))
+            _step("build", load.replan)
+            _step("forward", load.forward)
         _step("forward", load.runtime.synchronize)
-        self.calls = {"replan": replan}
-        _step("build", reuse)
+        self.calls = {"replan": load.replan}
+        _step("build", load.reuse)
         before = load.plans()
-        _step("build", reuse)
-        reuses = before is not None and load.plans() == before
-        if reuses:
-            self.calls["reuse"] = reuse
-        self.calls["launch"] = load.launch()
+        _step("build", load.reuse)
+        if before is not None and load.plans() == before:
+            self.calls["reuse"] = load.reuse
+        self.calls["launch"] = load.forward
         if "capture" in self.subject.capabilities:
             launches = 2 if self.rehearsal else _LAUNCHES
             self.graph = _step("capture", lambda: load.graph(launches))
@@ -125,33 +121,31 @@ class _Child:
         return {"calls": [*self.calls, *(["kernel"] if self.graph is not None else [])]}
 
     def waits(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.load is not None, "prepare comes first"
         if not self.rehearsal:
             warm_up()
-        found = {}
+        load, found = self._load(), {}
         for name, call in self.calls.items():
-            if name in ("reuse", "launch"):
-                self.load.build(self.load.shape.long)
-            found[name] = waited(self.load, call, self.folder, gpu=not self.rehearsal)
+            _step("build", load.reuse)
+            look = partial(waited, load, call, self.folder, gpu=not self.rehearsal)
+            found[name] = _step(name, look)
         return {"waits": found}
 
     def time(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.load is not None, "prepare comes first"
-        if self.rehearsal:
-            for call in self.calls.values():
-                call()
-            if self.graph is not None:
-                self.graph.replay()
-            self.load.runtime.synchronize()
-            return {"us": {}}
-        taken = {}
+        load, taken = self._load(), {}
         for name, call in self.calls.items():
-            self.load.build(self.load.shape.long)
-            taken[name] = _host(self.load.runtime, call, int(question["samples"]))
+            _step("build", load.reuse)
+            samples = 1 if self.rehearsal else int(question["samples"])
+            taken[name] = _step(name, partial(_host, load.runtime, call, samples))
         if self.graph is not None:
-            self.load.build(self.load.shape.long)
-            taken["kernel"] = _device(self.load.runtime, self.graph)
-        return {"us": taken}
+            _step("build", load.reuse)
+            replay = self.graph.replay if self.rehearsal else partial(_device, load, self.graph)
+            taken["kernel"] = _step("kernel", replay)
+            _step("kernel", load.runtime.synchronize)
+        return {"us": {} if self.rehearsal else taken}
+
+    def _load(self) -> Load:
+        assert self.load is not None, "prepare comes first"
+        return self.load
 
     def drop(self, _: Mapping[str, Any]) -> dict[str, Any]:
         self.load, self.graph, self.calls = None, None, {}
@@ -181,14 +175,14 @@ def _host(runtime: Any, call: Callable[[], object], samples: int) -> float:
     return _MICROSECONDS * statistics.median(taken)
 
 
-def _device(runtime: Any, graph: Any) -> float:
+def _device(load: Load, graph: Any) -> float:
     taken = []
     for _ in range(_REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _each in range(2))
         begin.record()
         graph.replay()
         end.record()
-        runtime.synchronize()
+        load.runtime.synchronize()
         taken.append(begin.elapsed_time(end) * 1e3 / _LAUNCHES)
     return statistics.median(taken)
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from conformance.gate.errors import GateError
 from conformance.isolation.group import end_group
 
-_TAIL = 1500
+_TAIL, _LINES = 4000, 3
 _GRACE_S = 5.0
 
 
@@ -103,9 +103,10 @@ class Talk:
         end_group(self._process)
 
     def last_words(self) -> str:
-        """The end of what it wrote to standard error, in one line."""
+        """The last lines of what it wrote to standard error, in one."""
         text = self._words.read_bytes()[-_TAIL:].decode(errors="replace")
-        return " ".join(text.split()) or "none"
+        lines = [line.strip() for line in text.splitlines() if line.strip(" ~^")]
+        return " / ".join(lines[-_LINES:]) or "none"
 
     def _how(self) -> str:
         code = self._process.poll()

@@ -51,9 +51,7 @@ def objections(tiers: Iterable[TierResult]) -> tuple[Finding, ...]:
     )
 
 
-def decide(
-    tiers: Sequence[TierResult], subject: str, baseline: Side, candidate: Side
-) -> Decision:
+def decide(tiers: Sequence[TierResult], subject: str, baseline: Side, candidate: Side) -> Decision:
     """Return the verdict on the tiers of one subject, as a policy left them.
 
     A tier that is not among them did not run. Raise ValueError for one that is there twice, or
