@@ -29,20 +29,23 @@ def environment(
 ) -> dict[str, str]:
     """Return a child's variables.
 
-    folder: holds the package `flashinfer`. home: made here, for what the package builds and caches,
+    folder: holds the package `flashinfer`; it comes before all that the caller's PYTHONPATH names,
+    where a subject may be. home: made here, for what the package builds and caches,
     of this package alone. caller: the variables to keep some of, this process's by default. more:
     set beside them, such as what a bundle needs.
     """
     home.mkdir(parents=True, exist_ok=True)
     caller = os.environ if caller is None else caller
     kept = {k: v for k, v in caller.items() if k in _KEPT or k.startswith(_PREFIXES)}
+    search = [str(ROOT), str(folder.resolve())]
+    search += [str(Path(p).resolve()) for p in caller.get("PYTHONPATH", "").split(os.pathsep) if p]
     return {
         **kept,
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / "cache"),
         "FLASHINFER_WORKSPACE_BASE": str(home),
         "PYTHONUSERBASE": site.getuserbase(),  # torch may be there, and HOME no longer says where
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(folder))),
+        "PYTHONPATH": os.pathsep.join(search),
         "PYTHONDONTWRITEBYTECODE": "1",
         TRIAL: "1",  # whether a version is known says nothing here: it is to be found out
         **(more or {}),

@@ -1,8 +1,9 @@
 """The child of `measure`: constructs one package's subject, times it and watches for waits.
 
-python -m conformance.gate.measuring SUBJECT hopper|twin
+python -m conformance.gate.measuring SUBJECT [VERSION]
 
-SUBJECT is package.module:factory. Questions and answers are JSON lines, see `_Child`.
+SUBJECT is package.module:factory. VERSION: of the FlashInfer that the twin simulates, for a
+rehearsal. Questions and answers are JSON lines, see `_Child`.
 """
 
 import dataclasses
@@ -52,10 +53,10 @@ class _Child:
     median in microseconds. drop: forget the load.
     """
 
-    def __init__(self, subject: str, tier: str) -> None:
+    def __init__(self, subject: str, simulates: str) -> None:
         self.subject = load_subject(subject)
-        self.rehearsal = tier == "twin"
-        self.tier = tiers.tier(tier)
+        self.rehearsal = bool(simulates)
+        self.tier = tiers.tier("twin", simulates) if simulates else tiers.tier("hopper")
         self.folder = "" if self.rehearsal else _folder()
         self.load: Load | None = None
         self.calls: dict[str, Callable[[], object]] = {}
@@ -176,14 +177,14 @@ def _host(runtime: Any, call: Callable[[], object], samples: int) -> float:
 
 
 def _device(load: Load, graph: Any) -> float:
-    taken = []
+    taken: list[float] = []
     for _ in range(_REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _each in range(2))
         begin.record()
         graph.replay()
         end.record()
         load.runtime.synchronize()
-        taken.append(begin.elapsed_time(end) * 1e3 / _LAUNCHES)
+        taken.append(float(begin.elapsed_time(end)) * 1e3 / _LAUNCHES)
     return statistics.median(taken)
 
 
@@ -208,11 +209,11 @@ def _context_is_dead() -> bool:
     return False
 
 
-def main(subject: str, tier: str) -> None:
+def main(subject: str, simulates: str = "") -> None:
     """Answer until no more is asked."""
     faulthandler.enable()
     with answering() as (questions, answers):
-        child = _Child(subject, tier)
+        child = _Child(subject, simulates)
         for question in questions:
             answers.write(json.dumps(child.answer(question)) + "\n")
 
