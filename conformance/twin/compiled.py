@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from functools import lru_cache
@@ -142,6 +143,20 @@ def library(cache: Cache, data: Path | None = None) -> Path:
     except CacheError as problem:
         raise CompilerMissing(str(problem)) from problem
     return folder / _LIBRARY
+
+
+def sources(data: Path) -> tuple[Path, ...]:
+    """The files of a package's `data` folder that its planner is compiled from, by name.
+
+    Raises as `library` does.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise CompilerMissing("g++ not found; install a C++17 compiler (package g++ or gcc-c++)")
+    rule = _compile(compiler, _includes(data), "-M").partition(":")[2]
+    words = re.split(r"(?<!\\)\s+", rule.replace("\\\n", " "))
+    paths = {Path(os.path.normpath(word.replace("\\ ", " "))) for word in words if word}
+    return tuple(sorted(path for path in paths if path.is_relative_to(data)))
 
 
 def _includes(data: Path) -> list[str]:
