@@ -7,51 +7,49 @@ from pathlib import Path
 
 from conformance.twin import compiled
 
+_ENTRY = "MLAPlan"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _HEAD = re.compile(r"^(?:template\b.*>\s*)?(?:[\w:<>,&*\s]+?\s)?[*&]?(\w+)\s*(?:\(|\{|:\s)")
 _NO_NAME = frozenset({"if", "for", "while", "switch", "namespace", "extern", "return"})
 
 
 def changed(before: Path, after: Path) -> str:
-    """The first change in the headers that the planner is compiled from, as `FILE: FUNCTION`.
+    """The change in the planner's headers that its plans come from, as `FILE: FUNCTION`.
 
-    before, after: the packages' data folders. FILE is relative to them; comments and blanks are
-    no change. Empty where nothing changed.
+    before, after: the packages' data folders, of which the first one's planner compiles. FILE is
+    relative to them; comments and blanks are no change. MLAPlan itself is named first, then what
+    its text names, then anything. Empty where nothing changed.
     """
-    names = [path.relative_to(after) for path in compiled.sources(after)]
-    for name in names:
-        found = _first(before / name, after / name)
-        if found is not None:
-            return f"{name.as_posix()}: {found}" if found else name.as_posix()
-    return ""
+    old: dict[tuple[str, str], str] = {}
+    new: dict[tuple[str, str], str] = {}
+    for path in compiled.sources(before):
+        name = path.relative_to(before).as_posix()
+        old |= {(name, function): text for function, text in _functions(path).items()}
+        new |= {(name, function): text for function, text in _functions(after / name).items()}
+    body = "".join(text for (_, function), text in new.items() if function == _ENTRY)
+    words = frozenset(re.findall(r"\w+", body))
+    found = [at for at in {**old, **new} if old.get(at) != new.get(at)]
+    found.sort(key=lambda at: (at[1] != _ENTRY, at[1] not in words, not at[1], at))
+    return ": ".join(filter(None, found[0])) if found else ""
 
 
-def _first(before: Path, after: Path) -> str | None:
-    """The function that stands around the first line that differs; None where none does."""
-    if not before.is_file():
-        return ""
-    old, new = _lines(before), _lines(after)
-    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a[0] != b[0]), None)
-    if at is None:
-        if len(old) == len(new):
-            return None
-        at = min(len(old), len(new), len(new) - 1)
-    return next((name for _, name in reversed(new[: at + 1]) if name), "")
+def _functions(path: Path) -> dict[str, str]:
+    """Each definition's text without comments and blanks, by name; empty name: what is before.
 
-
-def _lines(path: Path) -> list[tuple[str, str]]:
-    """A file's lines without comments and blanks, each with the name that it begins to define.
-
-    Definitions are told by lines that start in the first column, as both the planner's headers and
-    clang-format have them.
+    Definitions are told by lines that start in the first column, as clang-format has them in these
+    headers; of several with one name the texts follow each other.
     """
-    text = _COMMENT.sub(lambda c: "\n" * c[0].count("\n"), path.read_text(errors="replace"))
-    lines = []
+    if not path.is_file():
+        return {}
+    text = _COMMENT.sub(" ", path.read_text(errors="replace"))
+    found: dict[str, str] = {}
+    name = ""
     for line in text.splitlines():
-        bare = "".join(line.split())
+        name = _defined(line) or name
+        bare = " ".join(line.split())
         if bare:
-            lines.append((bare, _defined(line)))
-    return lines
+            found[name] = f"{found.get(name, '')}{bare}\n"
+    return found
 
 
 def _defined(line: str) -> str:

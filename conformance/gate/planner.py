@@ -100,7 +100,7 @@ def _uncompiled(error: str, cause: str) -> Finding:
         "either of the two signatures on record",
         before="compiles",
         after=error,
-        cause=cause or "include/flashinfer/attention/scheduler.cuh: MLAPlan",
+        cause=cause,
         evidence=error,
     )
 
@@ -159,7 +159,7 @@ def _left(
             key=f"{TIER}/unplanned",
             change=Change.CHANGED if len(after) < len(before) else Change.UNCHANGED,
             weight=Weight.REVIEW,
-            what=f"{len(left)} of {len(asked)} inputs were not planned: planners had died too often",
+            what=f"{len(left)} of {len(asked)} inputs are without a plan: a planner died too often",
             before=f"{len(before)} planned",
             after=f"{len(after)} planned",
         )

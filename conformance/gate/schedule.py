@@ -1,4 +1,4 @@
-"""How two plans of one input differ, in the words of the schedule: grid, layout, split, order, merges."""
+"""How two plans of one input differ, in the words of a schedule: grid, layout, split, order."""
 
 from __future__ import annotations
 
@@ -165,6 +165,7 @@ def _of_info(
 
 
 def _of_arrays(one: Schedule, other: Schedule) -> Iterator[Difference]:
+    names: tuple[str, ...]
     if one.ranges() != other.ranges():
         kind, names = "split", (*_WORDS, "work_indptr")
     elif one.items() != other.items():
