@@ -55,10 +55,14 @@ def tier(name: str, version: str = "0.7.2.post1", num_sms: int = 132) -> Tier:
 
 
 @contextmanager
-def installed(semantics: str = "", num_sms: int = FULL_SMS) -> Iterator[Tier]:
+def installed(
+    semantics: str = "",
+    num_sms: int = FULL_SMS,
+    wrap: Callable[[Any], Any] = lambda native: native,
+) -> Iterator[Tier]:
     """Give a tier on which the FlashInfer of this process runs its own Python code, on the CPU.
 
-    Below that code is the twin's module of the version `semantics`. Once in a process: see
+    Below that code is the twin's module of the version `semantics`, or what `wrap` makes of it. Once in a process: see
     `conformance.twin.pretended`. Raise ImportError where FlashInfer does not import. Without
     `semantics` those of the package's sources, UnknownSemanticsError where they are unknown.
     """
@@ -66,7 +70,7 @@ def installed(semantics: str = "", num_sms: int = FULL_SMS) -> Iterator[Tier]:
     chosen: list[str] = [semantics]
 
     def native(enqueue: Callable[[Callable[[], None]], None] | None = None) -> Any:
-        return NativeModule(chosen[0], num_sms, log, enqueue)
+        return wrap(NativeModule(chosen[0], num_sms, log, enqueue))
 
     def clock(seed: int | None, kernels: str) -> Any:
         return Clock(seed, num_sms=num_sms, kernels=kernels)
