@@ -19,6 +19,9 @@ NAMES = ("twin", "hopper")
 VERSIONS = tuple(BY_VERSION)
 """FlashInfer versions that the twin simulates."""
 
+INSTALLED = "installed"
+"""In place of such a version: the FlashInfer on the path, see `installed`."""
+
 
 def simulated(number: int, wanted: str) -> str:
     """Return the version that a twin case runs on: the wanted one, or for "auto" one in turn."""
@@ -83,7 +86,7 @@ def installed(
             full_width=True,
             native=native,
             log=log,
-            simulates=f"installed {flashinfer.__version__}",
+            simulates=str(flashinfer.__version__),
             clock=clock,
             package=real_package,
             installed=True,
