@@ -18,6 +18,7 @@ from conformance.core.ledger import LedgerError
 from conformance.core.record import RecordError
 from conformance.core.request import known
 from conformance.core.run import Exit, Request, SuiteError, identify, run
+from conformance.installed import stands_on_the_twin
 from conformance.lazy import LazyGroup
 from conformance.ledger.files import ledger_of
 from conformance.named import factory_of
@@ -25,6 +26,7 @@ from conformance.report.terminal import last_line, show
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
 from conformance.subjects import ALLOWED, DEFAULT, own_identity
+from conformance.tiers import INSTALLED
 from conformance.twin.semantics import BY_VERSION
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
@@ -92,10 +94,10 @@ def main(context: click.Context, cache_root: Path | None, log_level: str | None)
 @click.option("--kernels", type=click.Choice(["auto", "torch", "interpret"]), help="Default: auto.")
 @click.option(
     "--flashinfer",
-    type=click.Choice(["auto", *BY_VERSION]),
+    type=click.Choice(["auto", *BY_VERSION, INSTALLED]),
     default="auto",
     show_default=True,
-    help="Version that the twin simulates; auto: each in turn.",
+    help="Version that the twin simulates; auto: each in turn, installed: the one on the path.",
 )
 @click.option("-x", "--first-failure", is_flag=True, help="Stop at the first failure.")
 @click.option(
@@ -151,6 +153,8 @@ def run_command(
     _check_cases(cases)
     for requirement in requirements:
         known(requirement)
+    if flashinfer == INSTALLED and chosen.tier != "hopper":
+        stands_on_the_twin()
     places = folders(chosen.report, subjects)
     whole = Request(
         tier=chosen.tier,

@@ -11,11 +11,15 @@ AGAIN = "python -m conformance run --subject {subject} --tier {tier} {twin}--cas
 again, empty on a GPU), case (its id), number (the case's), below (the FlashInfer version)."""
 
 
-def twin_options(interpret: bool, simulates: str) -> str:
-    """Return the options that make a twin case run the same again; empty on a GPU."""
+def twin_options(interpret: bool, simulates: str, installed: bool = False) -> str:
+    """Return the options that make a twin case run the same again; empty on a GPU.
+
+    installed: the FlashInfer on the path stood on the twin, and has to be there again.
+    """
     if not simulates:
         return ""
-    return f"--kernels {'interpret' if interpret else 'torch'} --flashinfer {simulates} "
+    version = "installed" if installed else simulates
+    return f"--kernels {'interpret' if interpret else 'torch'} --flashinfer {version} "
 
 
 def again(template: str, case: "Case", *, subject: str, tier: str, twin: str, below: str) -> str:

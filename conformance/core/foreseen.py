@@ -26,6 +26,8 @@ class Foreseen:
         if self._option.tier != "twin":
             return self._installed
         tiers = import_module("conformance.tiers")
+        if self._option.flashinfer == tiers.INSTALLED:
+            return self._installed or str(tiers.INSTALLED)
         return str(tiers.simulated(case.number, self._option.flashinfer))
 
     def known(self, case: Case) -> Deviation | None:
@@ -65,7 +67,9 @@ class Foreseen:
                 case,
                 subject=given,
                 tier=option.tier,
-                twin=twin_options(interpret, below if twin else ""),
+                twin=twin_options(
+                    interpret, below if twin else "", option.flashinfer == "installed"
+                ),
                 below=below,
             ),
             flashinfer=below,

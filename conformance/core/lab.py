@@ -82,7 +82,8 @@ class Lab:
     @property
     def repro(self) -> str:
         """The command that runs this case again."""
-        twin, below = twin_options(self.interpret, self.tier.simulates), self.tier.simulates
+        below = self.tier.simulates
+        twin = twin_options(self.interpret, below, self.tier.installed)
         names = {"subject": self.given, "tier": self.tier.name}
         return again(self._again, self.case, **names, twin=twin, below=below)
 

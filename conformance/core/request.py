@@ -42,7 +42,8 @@ class Request:
     cases, requirements: a selection, which makes no verdict on conformance. workers: as for
     pytest-xdist's -n; on hopper at most one per GPU, which is `auto`, and 0 runs in pytest itself.
     kernels: auto, torch or interpret (twin tier). flashinfer: the version that the twin simulates,
-    auto for each in turn. first_failure: stop at the first one; first_failure_each: skip the rest
+    auto for each in turn, installed for the one on the path. first_failure: stop at the first one;
+    first_failure_each: skip the rest
     of a requirement once a check of it failed. shuffle: seed of another order. limit_s: seconds
     a test may take before it counts as hung; 0 for no limit, None for the tier's own in limits_s.
     junit: where JUnit files go, one per tier (`x.xml` gives `x-twin.xml`). judges: folders or

@@ -30,7 +30,7 @@ from conformance.core.lab import CheckFailed, Lab
 from conformance.core.plugin import notes
 from conformance.core.record import Outcome, Record, RecordWriter, settled
 from conformance.core.requirement import Judge
-from conformance.core.subject import Subject, Unobservable
+from conformance.core.subject import Subject, Tier, Unobservable
 from conformance.core.watchdog import Watchdog
 
 LEFT = 70
@@ -220,12 +220,29 @@ def _subject(pytestconfig: pytest.Config) -> Subject:
     return load_subject(pytestconfig.option.subject)
 
 
+@pytest.fixture(scope="session")
+def _installed(pytestconfig: pytest.Config) -> Iterator[Tier | None]:
+    """The twin below the FlashInfer on the path, for all cases of this process, if asked for."""
+    tiers, option = import_module("conformance.tiers"), pytestconfig.option
+    if (option.tier, option.flashinfer) != ("twin", tiers.INSTALLED):
+        yield None
+        return
+    with tiers.installed() as tier:
+        yield tier
+
+
 @pytest.fixture
-def lab(case_id: str, _subject: Subject, pytestconfig: pytest.Config) -> Iterator[Lab]:
+def lab(
+    case_id: str, _subject: Subject, _installed: Tier | None, pytestconfig: pytest.Config
+) -> Iterator[Lab]:
     """The case under way."""
     tiers, option, case = import_module("conformance.tiers"), pytestconfig.option, parse(case_id)
     traces = Path(option.report) / "traces" if option.tier == "hopper" else None
-    tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
+    if _installed is None:
+        tier = tiers.tier(option.tier, tiers.simulated(case.number, option.flashinfer))
+    else:
+        tier = _installed
+        tier.log.clear()
     yield Lab(case, _subject, tier, option.kernels, traces, option.given, option.again)
 
 

@@ -1,16 +1,16 @@
-"""FlashInfer's real MLAPlan, compiled from an installed package's headers with g++.
+"""FlashInfer's real MLAPlan, compiled from a package's headers with g++.
 
 The reference that `conformance.twin.planner` must equal. Needed: g++ (C++17), a flashinfer package
-on sys.path (found, never imported) and NVIDIA's header packages (see HEADER_PACKAGES). The shared
-library is an entry of the suite's cache, so it is built once for all processes.
+(the one on sys.path is found, never imported) and NVIDIA's header packages (see HEADER_PACKAGES).
+The shared library is an entry of the suite's cache, so it is built once for all processes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from functools import lru_cache
@@ -20,23 +20,21 @@ import numpy as np
 import torch
 
 from conformance.cache import Cache, CacheError
-from conformance.twin.errors import CompilerMissing, NativeError, TwinDomainError
-from conformance.twin.planner import INFO_FIELDS, MAX_WORKS, Ints, layout
+from conformance.twin.binding import Binding
+from conformance.twin.errors import (
+    CompilerMissing,
+    DoesNotCompile,
+    NativeError,
+    TwinDomainError,
+)
+from conformance.twin.planner import Ints, layout
 
 HEADER_PACKAGES = ("nvidia-cuda-runtime==13.0.88", "nvidia-cuda-crt==13.0.88")
-FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared")
+FLAGS = ("-O2", "-std=c++17")
 
 _HERE = Path(__file__).parent
-_SOURCES = (_HERE / "compiled_planner.cpp", _HERE / "compiled_pos_enc.h")
-# All that the scheduler includes from FlashInfer, besides the header that is replaced.
-_FLASHINFER_HEADERS = (
-    "attention/scheduler.cuh",
-    "attention/heap.h",
-    "allocator.h",
-    "exception.h",
-    "utils.cuh",
-)
-_ERROR_BYTES = 4096
+_SOURCE = _HERE / "compiled_planner.cpp"
+_SYSTEM = ("cccl/libcudacxx/include", "cccl/cub", "cccl/thrust", "cutlass/include")
 _LIBRARY = "mla_plan.so"
 
 
@@ -76,8 +74,7 @@ class CompiledPlanner:
 
     def __init__(self, library: Path) -> None:
         self.library = library
-        self._plan = ctypes.CDLL(str(library)).twin_mla_plan
-        self._plan.restype = ctypes.c_int
+        self._binding = Binding(library)
 
     def plan(
         self,
@@ -102,80 +99,91 @@ class CompiledPlanner:
                 f"{len(lengths)} rows, {staging.numel()} staging bytes: needed are at least 1 and "
                 f"{layout(num_sms).staged_bytes}"
             )
-        info = np.zeros(len(INFO_FIELDS), np.int64)
-        staged = ctypes.c_size_t()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        status = self._plan(
-            ctypes.c_void_p(starts.ctypes.data),
-            ctypes.c_void_p(kv_starts.ctypes.data),
-            ctypes.c_void_p(lengths.ctypes.data),
-            ctypes.c_uint(len(lengths)),
-            ctypes.c_uint(num_heads),
-            ctypes.c_uint(head_dim_o),
-            ctypes.c_int(num_sms),
-            ctypes.c_void_p(staging.data_ptr()),
-            ctypes.c_size_t(staging.numel()),
-            ctypes.c_size_t(float_bytes),
-            ctypes.c_void_p(info.ctypes.data),
-            ctypes.byref(staged),
-            error,
-            ctypes.c_size_t(_ERROR_BYTES),
-        )
-        if status:
-            raise NativeError(error.value.decode(errors="replace"))
-        return info.tolist(), staged.value
+        sizes = (num_heads, head_dim_o, num_sms)
+        done = self._binding.plan(starts, kv_starts, lengths, *sizes, staging.numpy(), float_bytes)
+        if done.refused:
+            raise NativeError(done.refused)
+        return list(done.info), done.staged
 
 
 @lru_cache
-def compiled_planner(cache: Cache | None = None) -> CompiledPlanner:
-    """Build (or find) the library for the flashinfer package on sys.path and load it.
+def compiled_planner(cache: Cache | None = None, data: Path | None = None) -> CompiledPlanner:
+    """Build (or find) a package's library and load it into this process.
 
-    cache: where it is kept; the one of the settings when left out. Raises CompilerMissing, with
-    the remedy, where it cannot be built.
+    cache: where it is kept; the one of the settings when left out. data: as for `library`. Raises
+    CompilerMissing, with the remedy, where it cannot be built.
+    """
+    return CompiledPlanner(library(cache if cache is not None else Cache.default(), data))
+
+
+def library(cache: Cache, data: Path | None = None) -> Path:
+    """Build (or find) the shared library of a package's planner, without loading it.
+
+    data: the package's `data` folder; that of the flashinfer on sys.path when left out. An entry
+    of the cache is named by what the compiler sees once the preprocessor is through: every header
+    that it reads, and no comment. Raises CompilerMissing, of which DoesNotCompile says that
+    compiler and headers are there and the package's sources are to blame.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         raise CompilerMissing("g++ not found; install a C++17 compiler (package g++ or gcc-c++)")
-    flashinfer, cuda = flashinfer_include(), cuda_include()
-    cccl = flashinfer.parent / "cccl" / "libcudacxx" / "include"
+    data = flashinfer_include().parent if data is None else data
+    includes = _includes(data)
+    seen = _compile(compiler, includes, "-E", "-P").replace(str(data), "")
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    named = {
+        "compiler": version.decode(errors="replace"),
+        "flags": FLAGS,
+        "seen": hashlib.sha256(seen.encode()).hexdigest(),
+    }
     try:
-        folder = (cache if cache is not None else Cache.default()).entry(
-            "planner",
-            _inputs(compiler, flashinfer, cuda),
-            lambda empty: _build(compiler, empty / _LIBRARY, flashinfer, (cuda, cccl)),
+        folder = cache.entry(
+            "planner", named, lambda empty: _build(compiler, includes, empty / _LIBRARY)
         )
     except CacheError as problem:
         raise CompilerMissing(str(problem)) from problem
-    return CompiledPlanner(folder / _LIBRARY)
+    return folder / _LIBRARY
 
 
-def _build(compiler: str, library: Path, flashinfer: Path, system: tuple[Path, ...]) -> None:
-    command = [compiler, *FLAGS, f"-I{_HERE}", f"-I{flashinfer}"]
-    for include in system:
-        command += ["-isystem", str(include)]
-    command += [str(_SOURCES[0]), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def sources(data: Path) -> tuple[Path, ...]:
+    """The files of a package's `data` folder that its planner is compiled from, by name.
+
+    Raises as `library` does.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise CompilerMissing("g++ not found; install a C++17 compiler (package g++ or gcc-c++)")
+    rule = _compile(compiler, _includes(data), "-M").partition(":")[2]
+    words = re.split(r"(?<!\\)\s+", rule.replace("\\\n", " "))
+    paths = {Path(os.path.normpath(word.replace("\\ ", " "))) for word in words if word}
+    return tuple(sorted(path for path in paths if path.is_relative_to(data)))
+
+
+def _includes(data: Path) -> list[str]:
+    """The compiler's options that name folders of headers."""
+    system = [cuda_include(), *(data / place for place in _SYSTEM)]
+    options = [f"-I{_HERE}", f"-I{data / 'include'}"]
+    for folder in system:
+        options += ["-isystem", str(folder)]
+    return options
+
+
+def _build(compiler: str, includes: list[str], library: Path) -> None:
+    _compile(compiler, includes, "-fPIC", "-shared", "-o", str(library))
+
+
+def _compile(compiler: str, includes: list[str], *options: str) -> str:
+    """Run the compiler on the C function; return what it writes to its standard output."""
+    command = [compiler, *FLAGS, *includes, str(_SOURCE), *options]
+    # Messages in English: whoever reads the first error looks for its words.
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
     if done.returncode:
-        raise CompilerMissing(
-            f"{compiler} could not compile FlashInfer's scheduler ({flashinfer}); check that "
-            f"the header packages match ({', '.join(HEADER_PACKAGES)}):\n{done.stderr[-2000:]}"
+        raise DoesNotCompile(
+            f"{compiler} could not compile FlashInfer's scheduler; check that the header packages "
+            f"match ({', '.join(HEADER_PACKAGES)}):\n{done.stderr.decode(errors='replace')[:4000]}"
         )
-
-
-def _inputs(compiler: str, flashinfer: Path, cuda: Path) -> dict[str, object]:
-    """All that decides what the library is, for its name in the cache."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    headers = [flashinfer / "flashinfer" / name for name in _FLASHINFER_HEADERS]
-    files = (*_SOURCES, *headers, cuda / "cuda_runtime_api.h")
-    return {
-        "compiler": version.decode(errors="replace"),
-        "flags": FLAGS,
-        "max_works": MAX_WORKS,
-        "files": {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-            for path in files
-        },
-    }
+    return done.stdout.decode(errors="replace")
 
 
 def _int32(values: Ints) -> np.ndarray:

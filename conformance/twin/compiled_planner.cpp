@@ -72,11 +72,12 @@ LOCAL cudaError_t CUDARTAPI cudaMemcpyAsync(void*, const void*, std::size_t byte
 }
 LOCAL const char* CUDARTAPI cudaGetErrorString(cudaError_t) { return "compiled without CUDA"; }
 
-// 0: planned; 1: FlashInfer threw, its text is in `error`; 2: it returned a CUDA error.
+// 0: planned; 1: FlashInfer threw, its text is in `error`; 2: it returned what nobody expects.
 __attribute__((visibility("default"))) int twin_mla_plan(
     int* qo_indptr, int* kv_indptr, int* kv_len, unsigned rows, unsigned heads, unsigned head_dim,
     int num_sms, void* staging, std::size_t int_bytes, std::size_t float_bytes,
-    std::int64_t* info_out, std::size_t* staged_bytes, char* error, std::size_t error_bytes) {
+    std::int64_t* info_out, std::size_t info_capacity, std::size_t* info_count,
+    std::size_t* staged_bytes, char* error, std::size_t error_bytes) {
   sm_count = num_sms;
   copied_bytes = 0;
   MLAPlanInfo info{};
@@ -94,7 +95,12 @@ __attribute__((visibility("default"))) int twin_mla_plan(
     return 1;
   }
   const std::vector<std::int64_t> values = info.ToVector();
+  if (values.size() > info_capacity) {
+    std::snprintf(error, error_bytes, "plan-info has %zu integers", values.size());
+    return 2;
+  }
   std::memcpy(info_out, values.data(), values.size() * sizeof(std::int64_t));
+  *info_count = values.size();
   *staged_bytes = staged;
   return 0;
 }

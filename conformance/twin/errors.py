@@ -25,5 +25,12 @@ class CompilerMissing(RuntimeError):
     """FlashInfer's planner cannot be compiled here: compiler or headers are absent."""
 
 
+class DoesNotCompile(CompilerMissing):
+    """Compiler and headers are there, and the package's planner does not compile with them.
+
+    The message ends with the compiler's own, its first error first.
+    """
+
+
 class CaptureError(RuntimeError):
     """CUDA or torch refuses the call while a graph is captured: it waits, or copies pageable."""

@@ -53,6 +53,10 @@ WORK_FIELDS = (
     "kv_end",
 )
 MERGE_FIELDS = INFO_FIELDS[5:10]
+SPLIT_LIMITS = ((8, 32), (16, 64), (32, 128), (64, 192))
+"""KV positions per cluster up to which a limit stands, and the limit; beyond, SPLIT_STEP's next
+multiple."""
+SPLIT_STEP = 256
 UNSPLIT = -1  # partial_indptr of a work item that writes the final output itself
 
 _ALIGNMENT = 16
@@ -87,10 +91,10 @@ def layout(num_sms: int) -> Layout:
 def split_limit(total_kv: int, num_clusters: int) -> int:
     """KV positions one work item may cover, from the KV positions per cluster."""
     mean = max(-(-total_kv // num_clusters), 1)
-    for most, limit in ((8, 32), (16, 64), (32, 128), (64, 192)):
+    for most, limit in SPLIT_LIMITS:
         if mean <= most:
             return limit
-    return -(-mean // 256) * 256
+    return -(-mean // SPLIT_STEP) * SPLIT_STEP
 
 
 class MinHeap:

@@ -17,7 +17,7 @@ from conformance.twin.errors import NativeError, TwinDomainError
 from conformance.twin.kernel import Call, execute
 from conformance.twin.pinned import HostCopy
 from conformance.twin.planner import layout, plan
-from conformance.twin.semantics import of_version
+from conformance.twin.semantics import Semantics, of_version
 from conformance.twin.workspace import as_bytes
 
 MASK_NONE = 0
@@ -27,6 +27,7 @@ FULL_SMS = 132  # H100 SXM, H200
 class NativeModule:
     """The raw module of one FlashInfer version on a device with `num_sms` SMs.
 
+    version: one on record, or semantics of one's own.
     log: where every read of `run` is recorded; None records nothing.
     enqueue: takes what a `plan` that copies by itself leaves on the stream, a
     `conformance.twin.pinned.HostCopy` (`Clock.enqueue` runs it late); None copies at once.
@@ -34,15 +35,15 @@ class NativeModule:
 
     def __init__(
         self,
-        version: str = "0.7.2.post1",
+        version: str | Semantics = "0.7.2.post1",
         num_sms: int = FULL_SMS,
         log: AccessLog | None = None,
         enqueue: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self.version = version
+        self.semantics = version if isinstance(version, Semantics) else of_version(version)
+        self.version = self.semantics.version
         self.num_sms = num_sms
         self.log = log
-        self.semantics = of_version(version)
         self._enqueue = enqueue
 
     def plan(

@@ -75,7 +75,9 @@ def private(name: str) -> bool:
 
 
 def _label(call: Call) -> str:
-    return min(call.public, key=lambda name: (private(name), len(name), name), default=call.function)
+    return min(
+        call.public, key=lambda name: (private(name), len(name), name), default=call.function
+    )
 
 
 def _callee(sides: Sides, label: str, calls: tuple[Call, ...]) -> Callee:
@@ -211,9 +213,7 @@ def _left_out(callee: Callee, call: Call, before: Signature, after: Signature) -
         if new.required:
             if old is None or not old.required:
                 why = f"needs the argument {new.name}, which the subject does not give"
-                yield _finding(
-                    callee, new.name, Weight.OBJECTION, why, _shown(old), _shown(new)
-                )
+                yield _finding(callee, new.name, Weight.OBJECTION, why, _shown(old), _shown(new))
         elif old is not None and old.default is not None and old.default != new.default:
             yield Finding(
                 key=f"static/default/{callee.label}/{new.name}",

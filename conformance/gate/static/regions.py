@@ -137,7 +137,10 @@ def _compared(region: str, before: Units, after: Units) -> Finding:
 def _moved(before: Units, after: Units) -> dict[tuple[str, str], tuple[str, str]]:
     """Pieces that stand in another file now: the only one of their name that is gone, and new."""
     gone, new = ({}, {})  # type: dict[str, list[tuple[str, str]]], dict[str, list[tuple[str, str]]]
-    for found, places in ((gone, before.keys() - after.keys()), (new, after.keys() - before.keys())):
+    for found, places in (
+        (gone, before.keys() - after.keys()),
+        (new, after.keys() - before.keys()),
+    ):
         for place in places:
             found.setdefault(place[1], []).append(place)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from conformance.cache import Cache
 from conformance.twin import compiled
 from conformance.twin.drawn import FLOAT_BYTES
-from conformance.twin.errors import CompilerMissing, TwinDomainError
+from conformance.twin.errors import CompilerMissing, DoesNotCompile, TwinDomainError
 from conformance.twin.planner import INFO_FIELDS, plan
 
 
@@ -32,6 +33,49 @@ def test_a_second_request_finds_the_cached_library(
     monkeypatch.setattr(compiled, "_build", lambda *_: pytest.fail("built again"))
     assert compiled.compiled_planner(Cache(tmp_path)).library == first.library
     assert [path.suffix for path in tmp_path.rglob("*.so")] == [".so"]
+
+
+def copy_of_data(target: Path, edit: Callable[[str], str] = str) -> Path:
+    """The installed package's headers elsewhere, its scheduler's text edited."""
+    try:
+        source = compiled.flashinfer_include().parent
+    except CompilerMissing as reason:
+        pytest.skip(str(reason))
+    shutil.copytree(source / "include", target / "include")
+    shutil.copytree(source / "cccl/libcudacxx/include", target / "cccl/libcudacxx/include")
+    scheduler = target / "include/flashinfer/attention/scheduler.cuh"
+    before = scheduler.read_text()
+    scheduler.write_text(edit(before))
+    return target
+
+
+def test_any_packages_data_folder_is_compiled(tmp_path: Path) -> None:
+    build(tmp_path / "cache")
+    data = copy_of_data(tmp_path / "data", lambda text: text.replace("return 32;", "return 16;"))
+    edited = compiled.compiled_planner(Cache(tmp_path / "cache"), data)
+    args = ([0, 1], [0, 64], [64], 16, 512, 132)
+    plans = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
+    for planner, target in zip((build(tmp_path / "cache"), edited), plans, strict=True):
+        planner.plan(*args, target, FLOAT_BYTES)
+    assert not torch.equal(*plans)
+
+
+def test_the_cache_knows_what_the_compiler_reads_and_nothing_else(tmp_path: Path) -> None:
+    build(tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
+    installed = compiled.library(cache)
+    remarked = copy_of_data(tmp_path / "a", lambda text: text.replace("// step 1.", "// Step one:"))
+    assert compiled.library(cache, remarked) == installed
+    heap = copy_of_data(tmp_path / "b") / "include/flashinfer/attention/heap.h"
+    heap.write_text(heap.read_text().replace("#endif", "inline int more;\n#endif", 1))
+    assert compiled.library(cache, tmp_path / "b") != installed
+
+
+def test_sources_that_do_not_compile_are_told_from_a_missing_compiler(tmp_path: Path) -> None:
+    build(tmp_path / "cache")
+    data = copy_of_data(tmp_path / "data", lambda text: text.replace("bool causal,", "int causal,"))
+    with pytest.raises(DoesNotCompile, match="MLAPlan"):
+        compiled.library(Cache(tmp_path / "cache"), data)
 
 
 def test_no_rows_never_reach_the_native_division(tmp_path: Path) -> None:
