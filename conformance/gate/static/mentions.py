@@ -26,6 +26,16 @@ def closure(library: Library, roots: Iterable[Found], folder: str) -> dict[str, 
     return dict(sorted(found.items()))
 
 
+def one_step(library: Library, roots: Iterable[Found], folder: str) -> dict[str, Found]:
+    """Roots and what they mention themselves below a folder of the package."""
+    found = {one.place: one for one in roots}
+    for root in list(found.values()):
+        for one in mentioned(library, root):
+            if one.module.file.startswith(folder):
+                found.setdefault(one.place, one)
+    return dict(sorted(found.items()))
+
+
 def mentioned(library: Library, found: Found) -> Iterator[Found]:
     """What the text of a function, class or value names; of a named class, what runs first."""
     names: set[str] = set()

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 
 from conformance.gate.model import Change, Finding, Weight
 from conformance.gate.static.library import LOCALS, Found, Library
-from conformance.gate.static.mentions import closure, text_digest
+from conformance.gate.static.mentions import closure, one_step, text_digest
 from conformance.gate.static.native import Native
 from conformance.gate.static.names import Callee, Sides
 from conformance.gate.uses import Uses
-from conformance.twin.tokens import digest, text_digest as native_digest
+from conformance.twin.tokens import digest
+from conformance.twin.tokens import text_digest as native_digest
 
 Units = Mapping[tuple[str, str], str]
 """Pieces of text by (file, name), each as its hash."""
@@ -22,6 +23,7 @@ _WHAT = {
     "planner": "what the planner's native plan leads to",
     "kernel": "what the kernel's launch leads to",
     "bindings": "the native module's own sources and what generates and builds it",
+    "rest": "what other included headers hold outside of functions and types",
     "libraries": "the library headers that the native module includes",
     "wrapper": "the Python that the subject runs, and what it leads to",
 }
@@ -69,7 +71,13 @@ def native(sources: Native, library: Library) -> dict[str, Units]:
     }
     generator = library.find(GENERATOR)
     made = closure(library, [generator], _GENERATORS) if generator is not None else {}
-    return found | {"bindings": bindings | _units(made.values())}
+    seen = {place for region in found.values() for place in region}
+    rest = {
+        (_DATA + file, name): part.digest
+        for (file, name), part in sources.rest.items()
+        if (_DATA + file, name) not in seen and file not in sources.bindings
+    }
+    return found | {"bindings": bindings | _units(made.values()), "rest": rest}
 
 
 def _python(
@@ -78,7 +86,7 @@ def _python(
     places = {place.partition(f".{LOCALS}")[0] for place in uses.reached}
     roots = [library.place(place) for place in sorted(places) if "<" not in place]
     known = [one for one in (*roots, *called) if one is not None]
-    return _units(closure(library, known, folder).values())
+    return _units(one_step(library, known, folder).values())
 
 
 def _units(found: Iterable[Found]) -> dict[tuple[str, str], str]:
