@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import tree_sitter_cpp
 from tree_sitter import Language, Node, Parser
@@ -25,8 +25,10 @@ ELSEWHERE = "elsewhere"
 _QUALIFIER = re.compile(
     r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?|(?<!define )\b[A-Z_]+_INLINE\b"
 )
+_STRANGE = re.compile(r"[^\x00-\x7f]")
 _LAUNCH = re.compile(r"<<<(.*?)>>>(?=\s*\()", re.DOTALL)
 _TYPES = ("struct_specifier", "class_specifier", "union_specifier", "enum_specifier")
+_KINDS = tuple(f"{kind.partition('_')[0]} " for kind in _TYPES)
 _MACROS = ("preproc_def", "preproc_function_def")
 _NAMES = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS = re.compile(r"<[^<>]*>")
@@ -46,12 +48,12 @@ class Part:
     mentions: frozenset[str]
     spaces: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of its tokens."""
         return digest(self.words)
 
-    @property
+    @cached_property
     def known_as(self) -> tuple[str, ...]:
         """The names by which other parts mention it: of an enum its values too; of ELSEWHERE none.
 
@@ -65,13 +67,14 @@ class Part:
         listed = names.split(",") if kind == "variable" else [self.name]
         return tuple(_NAMES.findall(_bare(name))[-1] for name in listed)
 
-    @property
+    @cached_property
     def owner(self) -> str:
         """The type that it is a member of, without template arguments; "" for none."""
         names = _NAMES.findall(_bare(self.name).rpartition("::")[0])
         return names[-1] if names else ""
 
 
+@lru_cache(maxsize=512)  # two packages share most of their files
 def parts(text: str) -> Mapping[str, Part]:
     """Every part of a source text by name, in the order of first appearance, ELSEWHERE first."""
     found = tuple(tokens(text))
@@ -82,6 +85,8 @@ def parts(text: str) -> Mapping[str, Part]:
         first, last = bisect_left(starts, begin), bisect_left(starts, behind)
         while first and not plain[starts[first - 1]].strip() and found[first - 1].text.strip():
             first -= 1  # qualifiers in front, blanked
+        if label.startswith(_KINDS) and last < len(found) and found[last].text == ";":
+            last += 1
         owners[first:last] = [len(labels)] * (last - first)
         labels.append(label)
         spaces.append(space)
@@ -134,7 +139,7 @@ def _plain(found: Sequence[Token]) -> tuple[str, list[int]]:
         if token.text == "#" and not directive:
             directive, space = True, "\n"
         directive = directive and token.text != END_OF_DIRECTIVE
-        shown = re.sub(r"[^\x00-\x7f]", "x", token.text)
+        shown = token.text if token.text.isascii() else _STRANGE.sub("x", token.text)
         pieces += [space, " " * len(shown) if hidden else shown]
         starts.append(at + len(space))
         at += len(space) + len(shown)

@@ -7,6 +7,7 @@ another object is not: its type is not known without running.
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from conformance.gate.static.library import Definition, Found, Library, Module
 
@@ -40,7 +41,7 @@ def mentioned(library: Library, found: Found) -> Iterator[Found]:
     """What the text of a function, class or value names; of a named class, what runs first."""
     names: set[str] = set()
     for node in found.nodes:
-        names |= set(_dotted_names(node))
+        names |= _dotted_names(node)
     for name in sorted(names):
         first, _, rest = name.partition(".")
         if first in ("self", "cls") and found.owner is not None:
@@ -66,6 +67,7 @@ def text_digest(found: Found) -> str:
     return made.hexdigest()
 
 
+@lru_cache(maxsize=4096)  # two packages share the trees of files that are the same
 def _code(node: ast.AST) -> str:
     plain = ast.parse(ast.unparse(node))
     for inner in ast.walk(plain):
@@ -89,8 +91,10 @@ def _longest(library: Library, module: Module, name: str) -> Found | None:
     return None
 
 
-def _dotted_names(node: ast.AST) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def _dotted_names(node: ast.AST) -> frozenset[str]:
     """Each name in a text with the attributes behind it; a class's methods left out."""
+    found: set[str] = set()
     skipped: set[int] = set()
     if isinstance(node, ast.ClassDef):
         for statement in node.body:
@@ -105,4 +109,5 @@ def _dotted_names(node: ast.AST) -> Iterator[str]:
             parts.insert(0, part.attr)
             part = part.value
         if isinstance(part, ast.Name):
-            yield ".".join([part.id, *parts])
+            found.add(".".join([part.id, *parts]))
+    return frozenset(found)

@@ -8,6 +8,7 @@ from conformance.gate.static.mentions import closure, one_step, text_digest
 from conformance.gate.static.native import Native
 from conformance.gate.static.names import Callee, Sides
 from conformance.gate.uses import Uses
+from conformance.twin.sources import ELSEWHERE
 from conformance.twin.tokens import digest
 from conformance.twin.tokens import text_digest as native_digest
 
@@ -44,7 +45,7 @@ def judge_wrapper(sides: Sides, uses: Uses, callees: Iterable[Callee], folder: s
     called = list(callees)
     old = _python(sides.before, uses, [one.before for one in called], folder)
     new = _python(sides.after, uses, [one.after for one in called], folder)
-    return _compared("wrapper", old, new)
+    return _compared("wrapper", old, new, frozenset(uses.reached))
 
 
 def native(sources: Native, library: Library) -> dict[str, Units]:
@@ -110,8 +111,17 @@ def _libraries(before: Native, after: Native) -> tuple[Units, Units]:
     return old, new
 
 
-def _compared(region: str, before: Units, after: Units) -> Finding:
-    """A region's finding: its text is the same, or where it differs."""
+def _compared(
+    region: str, before: Units, after: Units, ran: frozenset[str] = frozenset()
+) -> Finding:
+    """A region's finding: its text is the same, or where it differs.
+
+    ran: functions that are told of first, as `FILE:QUALNAME`.
+    """
+
+    def rank(place: tuple[str, str]) -> tuple[bool, bool, tuple[str, str]]:
+        return place[1] == ELSEWHERE, ":".join(place) not in ran, place
+
     key = f"static/region/{region}"
     what = _WHAT[region]
     if not after:
@@ -121,9 +131,10 @@ def _compared(region: str, before: Units, after: Units) -> Finding:
         )  # fmt: skip
     moved = _moved(before, after)
     old = {moved.get(place, place): text for place, text in before.items()}
-    changed = sorted(place for place in old.keys() & after.keys() if old[place] != after[place])
-    added = sorted(after.keys() - old.keys())
-    deleted = sorted(old.keys() - after.keys())
+    both = old.keys() & after.keys()
+    changed = sorted((place for place in both if old[place] != after[place]), key=rank)
+    added = sorted(after.keys() - old.keys(), key=rank)
+    deleted = sorted(old.keys() - after.keys(), key=rank)
     if not (changed or added or deleted):
         return Finding(
             key, Change.UNCHANGED, Weight.NOTE, f"Unchanged: {what}.",
