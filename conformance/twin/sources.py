@@ -23,7 +23,8 @@ ELSEWHERE = "elsewhere"
 
 # What makes the C++ grammar stumble: CUDA's qualifiers, macros that stand for them, and launches.
 _QUALIFIER = re.compile(
-    r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?|(?<!define )\b[A-Z_]+_INLINE\b"
+    r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?"
+    r"|(?<!define )\b[A-Z_]+_INLINE\b"
 )
 _STRANGE = re.compile(r"[^\x00-\x7f]")
 _LAUNCH = re.compile(r"<<<(.*?)>>>(?=\s*\()", re.DOTALL)

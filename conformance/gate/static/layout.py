@@ -1,4 +1,4 @@
-"""The plan's layout as the headers spell it: the order of plan-info and of the arrays it points to."""
+"""The plan's layout as the headers spell it: plan-info, and the arrays that it points to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,11 +112,13 @@ def _arrays(root: Node) -> Iterator[str]:
         target = node.parent.child_by_field_name("left") if node.parent else None
         name = _bare(_words(target).rpartition(".")[2]) if target else "?"
         shown = [_words(argument) for argument in given.named_children[:2]]
-        sized |= {_words(n) for argument in given.named_children for n in _all(argument, "identifier")}
+        sized |= {
+            _words(n) for argument in given.named_children for n in _all(argument, "identifier")
+        }
         yield f"{_words(function).partition('.')[0]}: {name}[{', '.join(shown)}]"
     for node in _all(plan, "init_declarator"):
-        name = node.child_by_field_name("declarator")
-        if name is not None and _words(name) in sized:
+        declared = node.child_by_field_name("declarator")
+        if declared is not None and _words(declared) in sized:
             yield _words(node)
 
 
@@ -163,9 +165,7 @@ def _twins(after: Layout) -> Finding:
     )
 
 
-def _first_difference(
-    old: tuple[str, ...], new: tuple[str, ...]
-) -> tuple[int, str, str] | None:
+def _first_difference(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[int, str, str] | None:
     """Place from 0, what was there and what is, of the first difference."""
     for place, (was, now) in enumerate(zip_longest(old, new, fillvalue="nothing")):
         if was != now:

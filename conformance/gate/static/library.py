@@ -156,11 +156,7 @@ class Library:
         """A class's attribute, its bases' included, or a function's inner definition."""
         if found.cls is not None:
             return next(
-                (
-                    one
-                    for cls in self.lineage(found)
-                    if (one := self._own(cls, name)) is not None
-                ),
+                (one for cls in self.lineage(found) if (one := self._own(cls, name)) is not None),
                 None,
             )
         for node in ast.walk(found.nodes[0]) if found.function else ():
@@ -171,7 +167,8 @@ class Library:
 
     def lineage(self, found: Found) -> list[Found]:
         """A class and the bases of it that the package defines, each once."""
-        line, waiting = [], [found]
+        line: list[Found] = []
+        waiting = [found]
         while waiting:
             one = waiting.pop(0)
             if one.cls is None or any(one.place == other.place for other in line):
@@ -203,7 +200,9 @@ class Library:
             return self._own(cls, nodes[0].id) or self.inside(cls.module, nodes[0].id)
         return Found(cls.module, f"{cls.qualname}.{name}", nodes, cls)
 
-    def _named(self, module: Module, name: str, seen: set[tuple[str, str]]) -> Found | Module | None:
+    def _named(
+        self, module: Module, name: str, seen: set[tuple[str, str]]
+    ) -> Found | Module | None:
         if (module.name, name) in seen:
             return None
         seen.add((module.name, name))

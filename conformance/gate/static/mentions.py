@@ -7,6 +7,7 @@ another object is not: its type is not known without running.
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from conformance.gate.static.library import Definition, Found, Library, Module
@@ -21,9 +22,11 @@ def closure(library: Library, roots: Iterable[Found], folder: str) -> dict[str, 
         if one.place in found:
             continue
         found[one.place] = one
-        waiting += [
-            other for other in mentioned(library, one) if other.module.file.startswith(folder)
-        ]
+        for other in mentioned(library, one):
+            if other.module.file.startswith(folder):
+                # What a method leads to may be handed its `self`: a decorator's wrapper is.
+                lent = other.function is not None and other.owner is None
+                waiting.append(replace(other, owner=one.owner) if lent else other)
     return dict(sorted(found.items()))
 
 
@@ -71,9 +74,9 @@ def text_digest(found: Found) -> str:
 def _code(node: ast.AST) -> str:
     plain = ast.parse(ast.unparse(node))
     for inner in ast.walk(plain):
-        if isinstance(inner, Definition | ast.ClassDef):
-            if ast.get_docstring(inner, clean=False) is not None:
-                inner.body = inner.body[1:] or [ast.Pass()]
+        defines = isinstance(inner, Definition | ast.ClassDef)
+        if defines and ast.get_docstring(inner, clean=False) is not None:
+            inner.body = inner.body[1:] or [ast.Pass()]
     if isinstance(node, ast.ClassDef):
         top = plain.body[0]
         assert isinstance(top, ast.ClassDef)

@@ -75,7 +75,9 @@ def private(name: str) -> bool:
 
 
 def _label(call: Call) -> str:
-    return min(call.public, key=lambda name: (private(name), len(name), name), default=call.function)
+    return min(
+        call.public, key=lambda name: (private(name), len(name), name), default=call.function
+    )
 
 
 def _callee(sides: Sides, label: str, calls: tuple[Call, ...]) -> Callee:
@@ -189,7 +191,7 @@ def _keywords(callee: Callee, call: Call, before: Signature, after: Signature) -
         if name in by_position:
             why = f"takes {name} by position {_ordinal(after, name)} now, and would get it twice"
             yield _finding(callee, name, Weight.OBJECTION, why, str(before), str(after))
-        elif name in after and after[name].kind == "positional only":
+        elif name in {one.name for one in after.parameters if one.kind == "positional only"}:
             why = f"takes {name} by position alone now"
             yield _finding(callee, name, Weight.OBJECTION, why, str(before), str(after))
         elif name not in after and name in before:
@@ -207,13 +209,11 @@ def _left_out(callee: Callee, call: Call, before: Signature, after: Signature) -
     for new in after.parameters:
         if new.name in given or new.kind in ("*", "**"):
             continue
-        old = before[new.name] if new.name in before else None
+        old = before.get(new.name)
         if new.required:
             if old is None or not old.required:
                 why = f"needs the argument {new.name}, which the subject does not give"
-                yield _finding(
-                    callee, new.name, Weight.OBJECTION, why, _shown(old), _shown(new)
-                )
+                yield _finding(callee, new.name, Weight.OBJECTION, why, _shown(old), _shown(new))
         elif old is not None and old.default is not None and old.default != new.default:
             yield Finding(
                 key=f"static/default/{callee.label}/{new.name}",

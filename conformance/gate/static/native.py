@@ -186,9 +186,7 @@ class Native:
         )
 
 
-def _visible(
-    user: Part, candidates: Sequence[Placed], opened: frozenset[str]
-) -> Iterator[Placed]:
+def _visible(user: Part, candidates: Sequence[Placed], opened: frozenset[str]) -> Iterator[Placed]:
     """Which parts of one name a part can mean, as C++ looks names up.
 
     Of the namespaces around the user the innermost that has the name; of the others those that it

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from conformance.gate.model import Change, Finding, Weight
 from conformance.gate.static.library import LOCALS, Found, Library
 from conformance.gate.static.mentions import closure, one_step, text_digest
-from conformance.gate.static.native import Native
 from conformance.gate.static.names import Callee, Sides
+from conformance.gate.static.native import Native
 from conformance.gate.uses import Uses
 from conformance.twin.sources import ELSEWHERE
 from conformance.twin.tokens import digest
@@ -156,7 +156,10 @@ def _compared(
 def _moved(before: Units, after: Units) -> dict[tuple[str, str], tuple[str, str]]:
     """Pieces that stand in another file now: the only one of their name that is gone, and new."""
     gone, new = ({}, {})  # type: dict[str, list[tuple[str, str]]], dict[str, list[tuple[str, str]]]
-    for found, places in ((gone, before.keys() - after.keys()), (new, after.keys() - before.keys())):
+    for found, places in (
+        (gone, before.keys() - after.keys()),
+        (new, after.keys() - before.keys()),
+    ):
         for place in places:
             found.setdefault(place[1], []).append(place)
     return {

@@ -56,7 +56,14 @@ def digests(text: str) -> dict[str, str]:
 
 def test_cuda_syntax_loses_no_function() -> None:
     assert set(parts(SAMPLE)) == {
-        *(ELSEWHERE, "macro PAGES", "macro TILE", "variable log2e,loge2", "struct Box", "Box::first"),
+        *(
+            ELSEWHERE,
+            "macro PAGES",
+            "macro TILE",
+            "variable log2e,loge2",
+            "struct Box",
+            "Box::first",
+        ),
         *("Box::Box", "struct Box::Inner", "struct Box<float,1>", "Box<float,1>::first", "half"),
         *("kernel", "launch", "enum Mode"),
     }
