@@ -74,8 +74,9 @@ def text_digest(found: Found) -> str:
 def _code(node: ast.AST) -> str:
     plain = ast.parse(ast.unparse(node))
     for inner in ast.walk(plain):
-        defines = isinstance(inner, Definition | ast.ClassDef)
-        if defines and ast.get_docstring(inner, clean=False) is not None:
+        if not isinstance(inner, Definition | ast.ClassDef):
+            continue
+        if ast.get_docstring(inner, clean=False) is not None:
             inner.body = inner.body[1:] or [ast.Pass()]
     if isinstance(node, ast.ClassDef):
         top = plain.body[0]
