@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import tree_sitter_cpp
 from tree_sitter import Language, Node, Parser
@@ -23,10 +23,13 @@ ELSEWHERE = "elsewhere"
 
 # What makes the C++ grammar stumble: CUDA's qualifiers, macros that stand for them, and launches.
 _QUALIFIER = re.compile(
-    r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?|\b[A-Z_]+_INLINE\b"
+    r"\b__(?!attribute__)[a-z_]+__\b(?:\s*\((?:[^()]|\([^()]*\))*\))?"
+    r"|(?<!define )\b[A-Z_]+_INLINE\b"
 )
+_STRANGE = re.compile(r"[^\x00-\x7f]")
 _LAUNCH = re.compile(r"<<<(.*?)>>>(?=\s*\()", re.DOTALL)
 _TYPES = ("struct_specifier", "class_specifier", "union_specifier", "enum_specifier")
+_KINDS = tuple(f"{kind.partition('_')[0]} " for kind in _TYPES)
 _MACROS = ("preproc_def", "preproc_function_def")
 _NAMES = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS = re.compile(r"<[^<>]*>")
@@ -37,19 +40,21 @@ class Part:
     """One part of a file. name: `f`, `Class::f`, `struct S`, `macro M`, `variable V`, ELSEWHERE.
 
     words: its tokens; those of overloads and specialisations of one name together, in an order
-    that does not depend on theirs. mentions: the names among them.
+    that does not depend on theirs. mentions: the names among them. spaces: the namespaces it is
+    in, as `a::b`.
     """
 
     name: str
     words: tuple[str, ...]
     mentions: frozenset[str]
+    spaces: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of its tokens."""
         return digest(self.words)
 
-    @property
+    @cached_property
     def known_as(self) -> tuple[str, ...]:
         """The names by which other parts mention it: of an enum its values too; of ELSEWHERE none.
 
@@ -63,25 +68,29 @@ class Part:
         listed = names.split(",") if kind == "variable" else [self.name]
         return tuple(_NAMES.findall(_bare(name))[-1] for name in listed)
 
-    @property
+    @cached_property
     def owner(self) -> str:
         """The type that it is a member of, without template arguments; "" for none."""
         names = _NAMES.findall(_bare(self.name).rpartition("::")[0])
         return names[-1] if names else ""
 
 
+@lru_cache(maxsize=512)  # two packages share most of their files
 def parts(text: str) -> Mapping[str, Part]:
     """Every part of a source text by name, in the order of first appearance, ELSEWHERE first."""
     found = tuple(tokens(text))
     plain, starts = _plain(found)
     owners = [0] * len(found)
-    labels = [ELSEWHERE]
-    for begin, behind, label in _spans(_parse(plain)):
+    labels, spaces = [ELSEWHERE], [""]
+    for begin, behind, label, space in _spans(_parse(plain)):
         first, last = bisect_left(starts, begin), bisect_left(starts, behind)
         while first and not plain[starts[first - 1]].strip() and found[first - 1].text.strip():
             first -= 1  # qualifiers in front, blanked
+        if label.startswith(_KINDS) and last < len(found) and found[last].text == ";":
+            last += 1
         owners[first:last] = [len(labels)] * (last - first)
         labels.append(label)
+        spaces.append(space)
     pieces: list[list[str]] = [[] for _ in labels]
     named: list[set[str]] = [set() for _ in labels]
     for owner, token in zip(owners, found, strict=True):
@@ -96,6 +105,7 @@ def parts(text: str) -> Mapping[str, Part]:
             label,
             tuple(word for piece in sorted(pieces[i] for i in these) for word in piece),
             frozenset(name for i in these for name in named[i]),
+            frozenset(spaces[i] for i in these),
         )
         for label, these in by_label.items()
     }
@@ -122,14 +132,16 @@ def _plain(found: Sequence[Token]) -> tuple[str, list[int]]:
     """
     pieces: list[str] = []
     starts: list[int] = []
-    at, directive, before, last = 0, False, "", ""
-    for token in found:
-        space = "" if before == "define" and token.text == "(" else " "
+    at, before, last = 0, "", ""
+    blank, directive = _directives(found), False
+    for token, hidden in zip(found, blank, strict=True):
+        together = (before == "define" and token.text == "(") or last + token.text in ("[[", "]]")
+        space = "" if together or token.text == END_OF_DIRECTIVE else " "
         if token.text == "#" and not directive:
             directive, space = True, "\n"
         directive = directive and token.text != END_OF_DIRECTIVE
-        shown = re.sub(r"[^\x00-\x7f]", "x", token.text)
-        pieces += [space, shown]
+        shown = token.text if token.text.isascii() else _STRANGE.sub("x", token.text)
+        pieces += [space, " " * len(shown) if hidden else shown]
         starts.append(at + len(space))
         at += len(space) + len(shown)
         before, last = last, token.text
@@ -137,22 +149,40 @@ def _plain(found: Sequence[Token]) -> tuple[str, list[int]]:
     return _LAUNCH.sub(lambda launch: f"(  {launch[1]}  )", text), starts
 
 
-def _spans(root: Node) -> Iterator[tuple[int, int, str]]:
-    """(first, behind the last, label) of each part but ELSEWHERE; an inner after its outer."""
-    waiting: list[tuple[Node, str]] = [(root, "")]
+def _directives(found: Sequence[Token]) -> list[bool]:
+    """Which tokens are of a preprocessor line that is no `#define`.
+
+    They are blanked: a condition's two ways seldom fit into one tree.
+    """
+    hidden: list[bool] = []
+    inside = defines = False
+    for index, token in enumerate(found):
+        if token.text == "#" and not inside:
+            inside = True
+            defines = index + 1 < len(found) and found[index + 1].text == "define"
+        hidden.append(inside and not defines)
+        inside = inside and token.text != END_OF_DIRECTIVE
+    return hidden
+
+
+def _spans(root: Node) -> Iterator[tuple[int, int, str, str]]:
+    """(first, behind the last, label, namespace) of each part but ELSEWHERE; inner after outer."""
+    waiting = [(root, "", "")]
     while waiting:
-        node, scope = waiting.pop()
+        node, scope, space = waiting.pop()
         label = _label(node, scope)
         if label:
             head = node
             while head.parent is not None and head.parent.type == "template_declaration":
                 head = head.parent
-            yield head.start_byte, node.end_byte, label
+            yield head.start_byte, node.end_byte, label, space
         if node.type == "function_definition" and label:
             continue
         if node.type in _TYPES and label:
             scope = f"{scope}{label.partition(' ')[2]}::"
-        waiting += [(child, scope) for child in reversed(node.children)]
+        if node.type == "namespace_definition":
+            space = f"{space}::{_text(node.child_by_field_name('name'))}".strip(":")
+        waiting += [(child, scope, space) for child in reversed(node.children)]
 
 
 def _bare(name: str) -> str:

@@ -81,4 +81,4 @@ def text_digest(text: str) -> str:
 
 def _joined(text: str) -> str:
     """A literal without the line continuations that the preprocessor takes out of it."""
-    return text.replace("\\\r\n", "").replace("\\\n", "")
+    return text.replace("\\\r\n", "").replace("\\\n", "") if "\n" in text else text

@@ -1,4 +1,4 @@
-"""Compares two FlashInfer packages by their text: names, signatures, layout, regions that decide."""
+"""Compares two FlashInfer packages by their text: names, signatures, layout, and regions."""
 
 from conformance.gate.static.tier import judge
 

@@ -1,6 +1,7 @@
 """Whether the attributes of FlashInfer's objects that a subject touches are still there."""
 
 import ast
+import re
 from collections.abc import Iterable
 
 from conformance.gate.model import Change, Finding, Weight
@@ -35,8 +36,7 @@ def assigned(library: Library, cls: Found) -> frozenset[str]:
             if isinstance(statement, ast.Assign):
                 names |= {ast.unparse(target) for target in statement.targets}
                 if any(ast.unparse(target) == "__slots__" for target in statement.targets):
-                    names |= {text.value for text in ast.walk(statement.value)
-                              if isinstance(text, ast.Constant)}  # fmt: skip
+                    names |= set(re.findall(r"\w+", ast.unparse(statement.value)))
             elif isinstance(statement, ast.AnnAssign):
                 names.add(ast.unparse(statement.target))
     return frozenset(names)
@@ -71,7 +71,7 @@ def _one(sides: Sides, attribute: str, homes: dict[str, Found]) -> Finding:
 
 
 def _homes(callees: Iterable[Callee]) -> dict[str, Found]:
-    """Where the candidate has the classes whose methods a subject calls, by the baseline's place."""
+    """The candidate's classes whose methods a subject calls, by their place in the baseline."""
     homes: dict[str, Found] = {}
     for callee in callees:
         if callee.before is None or callee.after is None:

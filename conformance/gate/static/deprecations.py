@@ -9,6 +9,7 @@ from conformance.gate.static.mentions import closure
 from conformance.gate.static.names import Callee, Sides
 
 _CATEGORIES = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+_MARKS = ("deprecated", "deprecate")  # decorators
 _MOST = 160  # characters of a warning's text that are shown
 
 
@@ -28,9 +29,10 @@ def judge(sides: Sides, callee: Callee, folder: str) -> list[Finding]:
             key=f"static/deprecation/{callee.label}",
             change=Change.ADDED,
             weight=Weight.REVIEW,
-            what=f"{callee.name} can warn of a deprecation that it did not warn of: {texts[0]}",
-            before="; ".join(text[:_MOST] for text in seen),
-            after="; ".join(texts),
+            what=f"{callee.name} can warn of a deprecation that it did not warn of: "
+            + _cut(texts[0]),
+            before="; ".join(map(_cut, seen)),
+            after="; ".join(map(_cut, texts)),
             cause=new[texts[0]],
         )
     ]
@@ -51,10 +53,9 @@ def _texts(node: ast.AST) -> Iterator[str]:
     for inner in ast.walk(node):
         if not isinstance(inner, ast.Call):
             continue
-        called = ast.unparse(inner.func).rpartition(".")[2]
         given = [ast.unparse(one) for one in (*inner.args, *(k.value for k in inner.keywords))]
-        warns = called == "warn" and any(text.endswith(_CATEGORIES) for text in given)
-        if warns or called.startswith("deprecate"):
+        called = ast.unparse(inner.func).rpartition(".")[2]
+        if any(text.endswith(_CATEGORIES) for text in given) or called in _MARKS:
             yield _said(inner)
 
 
@@ -66,4 +67,8 @@ def _said(call: ast.Call) -> str:
         for node in ast.walk(argument)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    return " ".join(" ".join(pieces).split())[:_MOST] or ast.unparse(call)[:_MOST]
+    return " ".join(" ".join(pieces).split()) or ast.unparse(call)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

@@ -1,4 +1,4 @@
-"""The plan's layout as the headers spell it: the order of plan-info and of the arrays it points to."""
+"""The plan's layout as the headers spell it: plan-info, and the arrays that it points to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,8 +117,8 @@ def _arrays(root: Node) -> Iterator[str]:
         }
         yield f"{_words(function).partition('.')[0]}: {name}[{', '.join(shown)}]"
     for node in _all(plan, "init_declarator"):
-        name = node.child_by_field_name("declarator")
-        if name is not None and _words(name) in sized:
+        declared = node.child_by_field_name("declarator")
+        if declared is not None and _words(declared) in sized:
             yield _words(node)
 
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from conformance.gate.errors import PackageError
@@ -40,7 +40,7 @@ class Module:
         """Modules whose names are all imported."""
         return tuple(
             self.absolute(node)
-            for node in ast.walk(self.tree)
+            for node in self.tree.body
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
         )
 
@@ -167,7 +167,8 @@ class Library:
 
     def lineage(self, found: Found) -> list[Found]:
         """A class and the bases of it that the package defines, each once."""
-        line, waiting = [], [found]
+        line: list[Found] = []
+        waiting = [found]
         while waiting:
             one = waiting.pop(0)
             if one.cls is None or any(one.place == other.place for other in line):
@@ -243,12 +244,17 @@ class Library:
 
     def _parsed(self, name: str, file: str) -> Module:
         try:
-            return Module(name, file, ast.parse((self._folder / file).read_bytes()))
+            return Module(name, file, _tree((self._folder / file).read_bytes()))
         except (SyntaxError, ValueError) as problem:
             raise PackageError(
                 f"{file}: found text that this Python cannot parse ({problem}); allowed: a package "
                 "that runs on this Python; to fix: run the gate on a Python that it supports"
             ) from problem
+
+
+@lru_cache(maxsize=512)  # two packages share most of their files; nothing changes a tree
+def _tree(text: bytes) -> ast.Module:
+    return ast.parse(text)
 
 
 def _modules_in(function: ast.FunctionDef, module: Module) -> Iterator[str]:

@@ -7,6 +7,8 @@ another object is not: its type is not known without running.
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 
 from conformance.gate.static.library import Definition, Found, Library, Module
 
@@ -20,9 +22,21 @@ def closure(library: Library, roots: Iterable[Found], folder: str) -> dict[str, 
         if one.place in found:
             continue
         found[one.place] = one
-        waiting += [
-            other for other in mentioned(library, one) if other.module.file.startswith(folder)
-        ]
+        for other in mentioned(library, one):
+            if other.module.file.startswith(folder):
+                # What a method leads to may be handed its `self`: a decorator's wrapper is.
+                lent = other.function is not None and other.owner is None
+                waiting.append(replace(other, owner=one.owner) if lent else other)
+    return dict(sorted(found.items()))
+
+
+def one_step(library: Library, roots: Iterable[Found], folder: str) -> dict[str, Found]:
+    """Roots and what they mention themselves below a folder of the package."""
+    found = {one.place: one for one in roots}
+    for root in list(found.values()):
+        for one in mentioned(library, root):
+            if one.module.file.startswith(folder):
+                found.setdefault(one.place, one)
     return dict(sorted(found.items()))
 
 
@@ -30,7 +44,7 @@ def mentioned(library: Library, found: Found) -> Iterator[Found]:
     """What the text of a function, class or value names; of a named class, what runs first."""
     names: set[str] = set()
     for node in found.nodes:
-        names |= set(_dotted_names(node))
+        names |= _dotted_names(node)
     for name in sorted(names):
         first, _, rest = name.partition(".")
         if first in ("self", "cls") and found.owner is not None:
@@ -56,12 +70,14 @@ def text_digest(found: Found) -> str:
     return made.hexdigest()
 
 
+@lru_cache(maxsize=4096)  # two packages share the trees of files that are the same
 def _code(node: ast.AST) -> str:
     plain = ast.parse(ast.unparse(node))
     for inner in ast.walk(plain):
-        if isinstance(inner, Definition | ast.ClassDef):
-            if ast.get_docstring(inner, clean=False) is not None:
-                inner.body = inner.body[1:] or [ast.Pass()]
+        if not isinstance(inner, Definition | ast.ClassDef):
+            continue
+        if ast.get_docstring(inner, clean=False) is not None:
+            inner.body = inner.body[1:] or [ast.Pass()]
     if isinstance(node, ast.ClassDef):
         top = plain.body[0]
         assert isinstance(top, ast.ClassDef)
@@ -79,8 +95,10 @@ def _longest(library: Library, module: Module, name: str) -> Found | None:
     return None
 
 
-def _dotted_names(node: ast.AST) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def _dotted_names(node: ast.AST) -> frozenset[str]:
     """Each name in a text with the attributes behind it; a class's methods left out."""
+    found: set[str] = set()
     skipped: set[int] = set()
     if isinstance(node, ast.ClassDef):
         for statement in node.body:
@@ -95,4 +113,5 @@ def _dotted_names(node: ast.AST) -> Iterator[str]:
             parts.insert(0, part.attr)
             part = part.value
         if isinstance(part, ast.Name):
-            yield ".".join([part.id, *parts])
+            found.add(".".join([part.id, *parts]))
+    return frozenset(found)

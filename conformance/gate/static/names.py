@@ -191,7 +191,7 @@ def _keywords(callee: Callee, call: Call, before: Signature, after: Signature) -
         if name in by_position:
             why = f"takes {name} by position {_ordinal(after, name)} now, and would get it twice"
             yield _finding(callee, name, Weight.OBJECTION, why, str(before), str(after))
-        elif name in after and after[name].kind == "positional only":
+        elif name in {one.name for one in after.parameters if one.kind == "positional only"}:
             why = f"takes {name} by position alone now"
             yield _finding(callee, name, Weight.OBJECTION, why, str(before), str(after))
         elif name not in after and name in before:
@@ -209,7 +209,7 @@ def _left_out(callee: Callee, call: Call, before: Signature, after: Signature) -
     for new in after.parameters:
         if new.name in given or new.kind in ("*", "**"):
             continue
-        old = before[new.name] if new.name in before else None
+        old = before.get(new.name)
         if new.required:
             if old is None or not old.required:
                 why = f"needs the argument {new.name}, which the subject does not give"

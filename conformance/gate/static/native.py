@@ -6,8 +6,10 @@ some that cannot.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from os import walk
+from os.path import normpath, relpath
 from pathlib import Path
 
 from conformance.twin.sources import ELSEWHERE, Part, parts
@@ -21,6 +23,9 @@ _INCLUDED_FROM = (
     *("cccl/libcudacxx/include", "cccl/cub", "cccl/thrust"),
 )
 _OWN = ("csrc/", "include/flashinfer/")
+Placed = tuple[str, Part]
+"""A part and its file."""
+
 _EXPORT = re.compile(r"\w+_EXPORT_\w+ \( (\w+) , (\w+) \)")
 
 
@@ -91,75 +96,130 @@ class Native:
     def reach(self, function: str) -> dict[tuple[str, str], Part]:
         """What a function leads to, itself included, by (file, part).
 
-        With the rest (ELSEWHERE) of each file, which may decide what a part means.
+        With the rest (ELSEWHERE) of each file that has a part of it.
         """
-        known: dict[str, list[tuple[str, Part]]] = {}
-        for name in self.own:
-            for part in self.parts(name).values():
-                for short in part.known_as:
-                    known.setdefault(short, []).append((name, part))
         found: dict[tuple[str, str], Part] = {}
         types: set[str] = set()
-        mentioned: set[str] = set()
-        members: list[tuple[str, Part]] = []
-        waiting = list(known.get(function, ()))
+        unreached: list[Placed] = []  # members of types that may yet be reached
+        waiting = list(self._known.get(function, ()))
         while waiting:
             name, part = waiting.pop()
             if (name, part.name) in found:
                 continue
-            if part.owner and part.owner not in types and part.owner in self._types:
-                members.append((name, part))
+            if part.owner in self._types and part.owner not in types:
+                unreached.append((name, part))
                 continue
             found[name, part.name] = part
-            new = part.mentions - mentioned
-            mentioned |= new
-            for short in new:
-                waiting += known.get(short, ())
+            for short in part.mentions:
+                waiting += _visible(part, self._known.get(short, ()), self._opened)
             if " " in part.name:
                 types.update(part.known_as)
-                waiting += members
-                members = []
-                waiting += self._unnamed(part.known_as)
-        if found:
-            for name in self.own:
-                found.setdefault((name, ELSEWHERE), self.parts(name)[ELSEWHERE])
+                waiting += unreached
+                unreached = []
+                for short in part.known_as:
+                    waiting += self._unnamed.get(short, ())
+        for name in {name for name, _ in found}:
+            found[name, ELSEWHERE] = self.parts(name)[ELSEWHERE]
         return dict(sorted(found.items()))
+
+    @property
+    def rest(self) -> dict[tuple[str, str], Part]:
+        """What stands outside of functions, types, macros and values, of every file."""
+        return {(name, ELSEWHERE): self.parts(name)[ELSEWHERE] for name in self.own}
+
+    @cached_property
+    def _known(self) -> Mapping[str, list[Placed]]:
+        """Parts by the names that others mention."""
+        known: dict[str, list[Placed]] = {}
+        for name in self.own:
+            for part in self.parts(name).values():
+                for short in part.known_as:
+                    known.setdefault(short, []).append((name, part))
+        return known
+
+    @cached_property
+    def _opened(self) -> frozenset[str]:
+        """Last names of the namespaces that `using namespace` opens anywhere."""
+        return frozenset(
+            next(word for word in reversed(_until(words, place + 2, ";")) if word != "::")
+            for name in self.own
+            for part in self.parts(name).values()
+            for words in [part.words]
+            for place in range(len(words) - 2)
+            if words[place : place + 2] == ("using", "namespace")
+        )
 
     @cached_property
     def _types(self) -> frozenset[str]:
-        """Names of the types whose text is there."""
+        """Names of the types, macros and values whose text is there."""
         return frozenset(
             short
-            for name in self.own
-            for part in self.parts(name).values()
-            if " " in part.name
-            for short in part.known_as
+            for short, placed in self._known.items()
+            if any(" " in part.name for _, part in placed)
         )
 
-    def _unnamed(self, types: Iterable[str]) -> Iterator[tuple[str, Part]]:
-        """Members that run without being named: constructors, destructors, operators."""
-        for name in self.own:
-            for part in self.parts(name).values():
-                if part.owner in types and (
-                    part.known_as[0] == part.owner or part.known_as[0].startswith("operator")
-                ):
-                    yield name, part
+    @cached_property
+    def _unnamed(self) -> Mapping[str, list[Placed]]:
+        """By type, members that run without being named: constructors, destructors, operators."""
+        found: dict[str, list[Placed]] = {}
+        for short, placed in self._known.items():
+            for name, part in placed:
+                if part.owner and (short == part.owner or short.startswith("operator")):
+                    found.setdefault(part.owner, []).append((name, part))
+        return found
 
     def _resolved(self, includer: str, wanted: str) -> str | None:
-        beside = Path(includer).parent
-        for folder in (beside, *map(Path, _INCLUDED_FROM)):
-            path = self._data / folder / wanted
-            if path.is_file():
-                return _plain(folder / wanted)
+        beside = includer.rpartition("/")[0]
+        for folder in (beside, *_INCLUDED_FROM):
+            name = normpath(f"{folder}/{wanted}")
+            if name in self._files:
+                return name
         return None
 
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        """Every file below the folder."""
+        return frozenset(
+            normpath(f"{relpath(folder, self._data)}/{file}")
+            for folder, _, files in walk(self._data, followlinks=True)
+            for file in files
+        )
 
-def _plain(path: Path) -> str:
-    """A relative path without `..`."""
-    found: list[str] = []
-    for part in path.parts:
-        if part == ".." and found:
-            found.pop()
-        else:
-            found.append(part)
-    return "/".join(found)
+
+def _visible(user: Part, candidates: Sequence[Placed], opened: frozenset[str]) -> Iterator[Placed]:
+    """Which parts of one name a part can mean, as C++ looks names up.
+
+    Of the namespaces around the user the innermost that has the name; of the others those that it
+    names or that are opened; members of any type, and macros.
+    """
+    free = [(name, part) for name, part in candidates if not part.owner]
+    yield from ((name, part) for name, part in candidates if part.owner)
+    around = {space for one in user.spaces for space in _enclosing(one)}
+    depths = [_depth(space) for _, part in free for space in part.spaces & around]
+    nearest = max(depths, default=-1)
+    for name, part in free:
+        near = any(_depth(space) >= nearest for space in part.spaces & around)
+        others = {space.rpartition("::")[2] for space in part.spaces - around}
+        named = not others.isdisjoint(user.mentions | opened)
+        if near or named or part.name.startswith("macro "):
+            yield name, part
+
+
+def _until(words: Sequence[str], start: int, stop: str) -> Sequence[str]:
+    """The words from a place to the first of a kind, at least one."""
+    end = start + 1
+    while end < len(words) and words[end] != stop:
+        end += 1
+    return words[start:end]
+
+
+def _enclosing(space: str) -> Iterator[str]:
+    """A namespace and those around it, the global one included."""
+    while space:
+        yield space
+        space = space.rpartition("::")[0]
+    yield ""
+
+
+def _depth(space: str) -> int:
+    return len(space.split("::")) if space else 0

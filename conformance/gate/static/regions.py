@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping
 
 from conformance.gate.model import Change, Finding, Weight
 from conformance.gate.static.library import LOCALS, Found, Library
-from conformance.gate.static.mentions import closure, text_digest
-from conformance.gate.static.native import Native
+from conformance.gate.static.mentions import closure, one_step, text_digest
 from conformance.gate.static.names import Callee, Sides
+from conformance.gate.static.native import Native
 from conformance.gate.uses import Uses
-from conformance.twin.tokens import digest, text_digest as native_digest
+from conformance.twin.sources import ELSEWHERE
+from conformance.twin.tokens import digest
+from conformance.twin.tokens import text_digest as native_digest
 
 Units = Mapping[tuple[str, str], str]
 """Pieces of text by (file, name), each as its hash."""
@@ -22,6 +24,7 @@ _WHAT = {
     "planner": "what the planner's native plan leads to",
     "kernel": "what the kernel's launch leads to",
     "bindings": "the native module's own sources and what generates and builds it",
+    "rest": "what other included headers hold outside of functions and types",
     "libraries": "the library headers that the native module includes",
     "wrapper": "the Python that the subject runs, and what it leads to",
 }
@@ -42,7 +45,7 @@ def judge_wrapper(sides: Sides, uses: Uses, callees: Iterable[Callee], folder: s
     called = list(callees)
     old = _python(sides.before, uses, [one.before for one in called], folder)
     new = _python(sides.after, uses, [one.after for one in called], folder)
-    return _compared("wrapper", old, new)
+    return _compared("wrapper", old, new, frozenset(uses.reached))
 
 
 def native(sources: Native, library: Library) -> dict[str, Units]:
@@ -69,7 +72,13 @@ def native(sources: Native, library: Library) -> dict[str, Units]:
     }
     generator = library.find(GENERATOR)
     made = closure(library, [generator], _GENERATORS) if generator is not None else {}
-    return found | {"bindings": bindings | _units(made.values())}
+    seen = {place for region in found.values() for place in region}
+    rest = {
+        (_DATA + file, name): part.digest
+        for (file, name), part in sources.rest.items()
+        if (_DATA + file, name) not in seen and file not in sources.bindings
+    }
+    return found | {"bindings": bindings | _units(made.values()), "rest": rest}
 
 
 def _python(
@@ -78,7 +87,7 @@ def _python(
     places = {place.partition(f".{LOCALS}")[0] for place in uses.reached}
     roots = [library.place(place) for place in sorted(places) if "<" not in place]
     known = [one for one in (*roots, *called) if one is not None]
-    return _units(closure(library, known, folder).values())
+    return _units(one_step(library, known, folder).values())
 
 
 def _units(found: Iterable[Found]) -> dict[tuple[str, str], str]:
@@ -102,8 +111,17 @@ def _libraries(before: Native, after: Native) -> tuple[Units, Units]:
     return old, new
 
 
-def _compared(region: str, before: Units, after: Units) -> Finding:
-    """A region's finding: its text is the same, or where it differs."""
+def _compared(
+    region: str, before: Units, after: Units, ran: frozenset[str] = frozenset()
+) -> Finding:
+    """A region's finding: its text is the same, or where it differs.
+
+    ran: functions that are told of first, as `FILE:QUALNAME`.
+    """
+
+    def rank(place: tuple[str, str]) -> tuple[bool, bool, tuple[str, str]]:
+        return place[1] == ELSEWHERE, ":".join(place) not in ran, place
+
     key = f"static/region/{region}"
     what = _WHAT[region]
     if not after:
@@ -113,9 +131,10 @@ def _compared(region: str, before: Units, after: Units) -> Finding:
         )  # fmt: skip
     moved = _moved(before, after)
     old = {moved.get(place, place): text for place, text in before.items()}
-    changed = sorted(place for place in old.keys() & after.keys() if old[place] != after[place])
-    added = sorted(after.keys() - old.keys())
-    deleted = sorted(old.keys() - after.keys())
+    both = old.keys() & after.keys()
+    changed = sorted((place for place in both if old[place] != after[place]), key=rank)
+    added = sorted(after.keys() - old.keys(), key=rank)
+    deleted = sorted(old.keys() - after.keys(), key=rank)
     if not (changed or added or deleted):
         return Finding(
             key, Change.UNCHANGED, Weight.NOTE, f"Unchanged: {what}.",

@@ -32,11 +32,12 @@ class Signature:
 
     parameters: tuple[Parameter, ...]
 
-    def __getitem__(self, name: str) -> Parameter:
-        return next(one for one in self.parameters if one.name == name)
+    def get(self, name: str) -> Parameter | None:
+        """The parameter of a name."""
+        return next((one for one in self.parameters if one.name == name), None)
 
     def __contains__(self, name: str) -> bool:
-        return any(one.name == name for one in self.parameters)
+        return self.get(name) is not None
 
     def __str__(self) -> str:
         shown = []
@@ -66,7 +67,8 @@ class Signature:
             return False
         first = {one.name for one in ordered[:positional]}
         for name in keywords:
-            known = name in self and self[name].kind in ("either", "by name")
+            one = self.get(name)
+            known = one is not None and one.kind in ("either", "by name")
             if name in first or not (known or self.takes("**")):
                 return False
         given = self.given(positional, keywords)
@@ -115,10 +117,11 @@ def _of_fields(library: Library, found: Found) -> Signature | None:
         if not any("dataclass" in ast.unparse(mark) for mark in cls.cls.decorator_list):
             return None
         for node in cls.cls.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                if "ClassVar" not in ast.unparse(node.annotation):
-                    default = _text(library, cls, node.value)
-                    fields[node.target.id] = Parameter(node.target.id, "either", default)
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
+            if "ClassVar" not in ast.unparse(node.annotation):
+                default = _text(library, cls, node.value)
+                fields[node.target.id] = Parameter(node.target.id, "either", default)
     return Signature(tuple(fields.values()))
 
 
