@@ -27,8 +27,10 @@ class Owner:
         file = code.co_filename
         if file.startswith(_SUBJECTS):
             return True
-        if file.startswith((_SUITE, self.package, *_STDLIB)) or file.startswith("<frozen"):
+        if file.startswith((_SUITE, self.package, *_STDLIB)):
             return False
+        if file.startswith("<") and ">/" not in file:
+            return False  # frozen, or made from a string, as dataclasses do
         # Other installed packages stand between, unless one is what is judged.
         return not file.startswith(tuple(f"{site}/{name}/" for site in _SITE for name in _BETWEEN))
 
