@@ -1,10 +1,11 @@
 """Reads wheels and bundles without letting them write outside a folder; packs reproducibly."""
 
-import gzip
 import hashlib
+import lzma
 import shutil
 import stat
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -51,37 +52,58 @@ def unpack_wheel(wheel: Path, dest: Path, keep: Callable[[str], bool] = lambda n
                     _write(dest / item.filename, source)
 
 
-def unpack_tar(archive: Path, dest: Path) -> None:
-    """Unpack a bundle below `dest`: regular files alone; UnsafeArchive before anything is written.
+def unpack_tar(
+    archive: Path,
+    dest: Path,
+    keep: Callable[[str], bool] = lambda name: True,
+    *,
+    most: int = MAX_BYTES,
+) -> None:
+    """Unpack a .tar.xz below `dest` (what `keep` wants): regular files alone, `most` bytes in all.
 
-    A name that occurs twice is refused too: the second would replace the first unseen.
+    Raises UnsafeArchive before anything is written. A name that occurs twice is refused too: the
+    second would replace the first unseen.
     """
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            members = tar.getmembers()
-            for item in members:
-                _check_name(archive.name, item.name)
-                if not item.isfile():
-                    raise UnsafeArchive(f"{archive.name}: {item.name!r} is no file; allowed: files")
-            if len({item.name for item in members}) != len(members):
-                raise UnsafeArchive(f"{archive.name}: one name twice; allowed: each file once")
-            _check_size(archive.name, sum(item.size for item in members))
-            for item in members:
-                source = tar.extractfile(item)
-                assert source is not None  # it is a regular file
-                _write(dest / item.name, source)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+        with tempfile.TemporaryFile() as plain:
+            _decompress(archive, plain, most)
+            with tarfile.open(fileobj=plain, mode="r:") as tar:
+                members = tar.getmembers()
+                for item in members:
+                    _check_name(archive.name, item.name)
+                    if not item.isfile():
+                        raise UnsafeArchive(
+                            f"{archive.name}: {item.name!r} is no file; allowed: files"
+                        )
+                if len({item.name for item in members}) != len(members):
+                    raise UnsafeArchive(f"{archive.name}: one name twice; allowed: each file once")
+                for item in members:
+                    source = tar.extractfile(item)
+                    assert source is not None  # it is a regular file
+                    if keep(item.name):
+                        _write(dest / item.name, source)
+    except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
         raise UnsafeArchive(
-            f"{archive.name}: not a whole .tar.gz ({error}); copy or build it again"
+            f"{archive.name}: not a whole .tar.xz ({error}); copy or build it again"
         ) from error
 
 
+def _decompress(archive: Path, plain: IO[bytes], most: int) -> None:
+    """Write the whole of it, to its last check sum: tarfile alone stops where the members end."""
+    size = 0
+    with lzma.open(archive) as packed:
+        while block := packed.read(1 << 20):
+            size += len(block)
+            _check_size(archive.name, size, most)
+            plain.write(block)
+    plain.seek(0)
+
+
 def pack_tar(folder: Path, archive: Path) -> None:
-    """Pack a folder's files; the same files give the same bytes."""
+    """Pack a folder's files as .tar.xz; the same files give the same bytes."""
     partial = archive.with_name(archive.name + ".partial")
     with (
-        partial.open("wb") as raw,
-        gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0) as packed,
+        lzma.open(partial, "wb", preset=9 | lzma.PRESET_EXTREME) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for name in files_below(folder):
@@ -104,9 +126,9 @@ def _check_name(archive: str, name: str) -> None:
         )
 
 
-def _check_size(archive: str, size: int) -> None:
-    if size > MAX_BYTES:
-        raise UnsafeArchive(f"{archive}: unpacks to {size} bytes; allowed: {MAX_BYTES}")
+def _check_size(archive: str, size: int, most: int = MAX_BYTES) -> None:
+    if size > most:
+        raise UnsafeArchive(f"{archive}: unpacks to {size} bytes or more; allowed: {most}")
 
 
 def _write(path: Path, source: IO[bytes]) -> None:
