@@ -1,6 +1,7 @@
 """The hopper tier: the suite and a benchmark on a GPU here, or result archives from a GPU host."""
 
 import os
+import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -230,7 +231,7 @@ def _absent(asked: Asked, baseline: Side, candidate: Side, reason: str) -> TierR
 
 def _ways(asked: Asked, baseline: Side, candidate: Side) -> str:
     """The two ways to get this tier to run."""
-    subject = "" if asked.given == DEFAULT else f" --subject {asked.given}"
+    subject = "" if asked.given == DEFAULT else f" --subject {shlex.quote(asked.given)}"
     pair = f"{baseline.asked} {candidate.asked}"
     return (
         f"on a Hopper host with a network: python -m conformance gate {pair}{subject}; on one "

@@ -297,7 +297,7 @@ def capture_of_too_many_rows_is_refused(lab: Lab, step: Step) -> None:
     """A graph runs one schedule; a capture that might need two must be refused, with the number."""
     rows = 16384 + lab.case.draw.fork("rows").randint(1, 99)
     step = replace(step, padded_rows=rows)
-    bench = lab.bench(step, changes={} if lab.tier.native is None else {"head_dim_ckv": 16})
+    bench = lab.bench(step, changes={} if lab.tier.full_width else {"head_dim_ckv": 16})
     metadata, refused = bench.build(step), ""
     try:
         capture(lab, bench, metadata, rows)

@@ -1,0 +1,173 @@
+"""The twin tier: the suite on both packages' Python code on the CPU, the twin's kernel below it.
+
+The kernel's semantics are chosen by the fingerprint of a package's sources; where it is not on
+record nothing is simulated, since that would be a guess.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conformance.core.catalogue import REQUIREMENTS
+from conformance.core.record import Outcome, Record, RecordError, read_records
+from conformance.core.request import ROOT
+from conformance.core.verdict import Exit
+from conformance.gate.bare import environment
+from conformance.gate.cases import compare, unanswered
+from conformance.gate.model import TierResult, not_run, ran
+from conformance.gate.package import Package
+from conformance.isolation.group import end_group
+from conformance.listing import case_ids
+from conformance.twin.errors import UnknownSemanticsError
+from conformance.twin.semantics import fingerprint, of_sources
+
+TIER = "twin"
+
+FAMILIES = ("SMOKE", "LEN", "PLAN", "READ", "NUM", "GRAPH", "DRAFT")
+"""Whose requirements the smoke subset has cases of."""
+
+EACH = 2
+"""Cases of a requirement in it."""
+
+LONG = frozenset({"PLAN-7"})
+"""Left out of it: a case has more rows than a schedule holds, and takes up to a minute."""
+
+SMOKE_SECONDS = 300.0
+WHOLE_SECONDS = 4 * 3600.0
+
+_TAIL = 1000
+_AGAIN = "add a row to conformance/twin/semantics.py from its sources, then ask the gate again"
+
+
+def smoke() -> list[str]:
+    """The ids of the smoke subset: of each requirement EACH cases, evenly spread."""
+    chosen = []
+    for id in REQUIREMENTS:
+        if id.partition("-")[0] in FAMILIES and id not in LONG:
+            own = case_ids((TIER,), (id,))
+            chosen += [own[(2 * i + 1) * len(own) // (2 * EACH)] for i in range(EACH)]
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A package's records, or why there are none that can be trusted."""
+
+    records: list[Record]
+    problem: str = ""
+
+
+def judge(
+    baseline: Package,
+    candidate: Package,
+    subject: str,
+    report: Path,
+    *,
+    whole: bool = False,
+    before: Sequence[Record] | None = None,
+) -> TierResult:
+    """Run the suite on both packages and compare by requirement.
+
+    subject: as a command line names it. report: a folder for records and logs. whole: every case
+    instead of the smoke subset. before: the baseline's records of the same cases, where they are
+    there already. Both packages' Python code runs in child processes with a bare environment.
+    """
+    started = time.monotonic()
+    result = _judge(baseline, candidate, subject, report, whole, before)
+    return replace(result, seconds=round(time.monotonic() - started, 3))
+
+
+def _judge(
+    baseline: Package,
+    candidate: Package,
+    subject: str,
+    report: Path,
+    whole: bool,
+    before: Sequence[Record] | None,
+) -> TierResult:
+    for side, package in (("baseline", baseline), ("candidate", candidate)):
+        try:
+            of_sources(package.data)
+        except UnknownSemanticsError:
+            found = fingerprint(package.data)
+            return not_run(
+                TIER,
+                f"semantics unknown: the {side}'s module sources have fingerprint {found}, which "
+                "is not on record; the static tier's regions say what changed",
+                _AGAIN,
+            )
+    cases = [] if whole else smoke()
+
+    def run(name: str, package: Package) -> _Ran:
+        return _run(package, subject, report / name, cases)
+
+    with ThreadPoolExecutor(1 if whole else 2) as pool:
+        now = pool.submit(run, "candidate", candidate)
+        was = None if before is not None else pool.submit(run, "baseline", baseline)
+        after = now.result()
+        first = _Ran(list(before or ())) if was is None else was.result()
+    for side, seen in (("baseline", first), ("candidate", after)):
+        if seen.problem:
+            return not_run(TIER, f"the suite on the {side}: {seen.problem}", _command(subject, []))
+    lost = unanswered(first.records, after.records, TIER)
+    if lost:
+        why = f"{len(lost)} cases that the baseline answered ran on the candidate without an answer"
+        return not_run(TIER, f"{why}, {lost[0]} the first", _command(subject, lost[:1]))
+    findings = compare(first.records, after.records, TIER, f"records and logs in {report}")
+    facts = {
+        "cases": len(after.records),
+        "selection": "whole suite" if whole else "smoke subset",
+        "passed": sum(record.outcome is Outcome.PASS for record in after.records),
+    }
+    return ran(TIER, findings, facts=facts)
+
+
+def _run(package: Package, subject: str, report: Path, cases: Sequence[str]) -> _Ran:
+    """Run the suite on one package; what it prints stands beside the records."""
+    report.mkdir(parents=True, exist_ok=True)
+    log = report.with_suffix(".log")
+    # The smoke subset runs in one process: starting workers takes longer than they save.
+    workers = ["-n", "0"] if cases else []
+    command = [sys.executable, *_options(subject, cases), *workers, "--report", str(report)]
+    limit = SMOKE_SECONDS if cases else WHOLE_SECONDS
+    with log.open("wb") as words:
+        child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(package.folder, report.with_suffix(".home")),
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return _Ran([], f"did not end within {limit:g} s; see {log}")
+        finally:
+            end_group(child)
+    if code not in (Exit.CONFORMS, Exit.DOES_NOT, Exit.INCOMPLETE):
+        last = log.read_bytes()[-_TAIL:].decode(errors="replace")
+        return _Ran([], f"ended with {code}; {log} ends with: {' '.join(last.split())}")
+    try:
+        return _Ran(read_records(report, f"{TIER}-*"))
+    except RecordError as problem:
+        return _Ran([], str(problem))
+
+
+def _options(subject: str, cases: Sequence[str]) -> list[str]:
+    return [
+        *("-m", "conformance", "run", "--tier", TIER, "--flashinfer", "installed"),
+        *("--subject", subject),
+        *(f"--case={case}" for case in cases),
+    ]
+
+
+def _command(subject: str, cases: Sequence[str]) -> str:
+    return f"PYTHONPATH=FOLDER {' '.join(['python', *_options(subject, cases)])}"
