@@ -32,6 +32,9 @@ from typing import Any
 
 PREFIX = "SMLA_"
 _TESTS = "SMLA_TEST_"
+TRIAL = "SMLA_FLASHINFER_TRIAL"
+"""The library's own variable: no setting, and not refused as an unknown one."""
+
 _TABLE = "[tool.smla]"
 
 
@@ -162,7 +165,7 @@ def _from_environment(environ: Mapping[str, str], folder: Path) -> dict[str, tup
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     layer = {}
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or name.startswith(_TESTS):
+        if not name.startswith(PREFIX) or name.startswith(_TESTS) or name == TRIAL:
             continue
         setting = _known(name, f"environment variable {name}", by_variable)
         text = environ[name]

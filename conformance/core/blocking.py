@@ -22,11 +22,14 @@ def _spin(flag, most):
 
 
 class BlockedGpu:
-    """The current CUDA stream, blocked from construction on."""
+    """The current CUDA stream, blocked from construction on.
 
-    def __init__(self) -> None:
+    most: reads of the flag after which it goes on by itself.
+    """
+
+    def __init__(self, most: int = _MOST_SPINS) -> None:
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        _spin[(1,)](self._flag, _MOST_SPINS, num_warps=1)
+        _spin[(1,)](self._flag, most, num_warps=1)
         self._event = torch.cuda.Event()
         self._event.record()
 
