@@ -12,8 +12,6 @@ filesystem without flock, filelock warns and uses marker files, which it recover
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -26,12 +24,9 @@ import filelock
 import platformdirs
 
 from conformance import ownership, settings
+from conformance.entries import BUILDING, ENTRY, LOCKS, digest_of, is_whole, lock_of, seal
 
-ENTRY = "entry.json"
-SCHEMA = "smla-cache-entry/1"
-LOCKS = "locks"
 LOCK_SECONDS = 3600.0
-_BUILDING = ".building-"
 _log = logging.getLogger(__name__)
 
 
@@ -71,14 +66,13 @@ class Cache:
         inputs: all that decides the content, as JSON values. What `build` raises leaves no trace.
         Raises CacheError where the root cannot be written or belongs to somebody else.
         """
-        text = json.dumps(inputs, sort_keys=True)
-        digest = hashlib.sha256(f"{SCHEMA} {kind} {text}".encode()).hexdigest()[:32]
+        digest = digest_of(kind, inputs)
         folder = self.root / kind / digest
-        if _is_whole(folder):
+        if is_whole(folder):
             return folder
         self._claim()
         with self._lock(kind, digest):
-            if not _is_whole(folder):  # nobody else built it while this process waited
+            if not is_whole(folder):  # nobody else built it while this process waited
                 self._make(folder, inputs, build)
         return folder
 
@@ -95,7 +89,7 @@ class Cache:
         for path in sorted(self.root.glob("*/*")):
             if path.parent.name != LOCKS and path.is_dir() and not path.is_symlink():
                 self._delete(path, done)
-        held = {_digest_of(kept) for kept, _ in done.kept}
+        held = {_named(kept) for kept, _ in done.kept}
         for path in self.root.glob(f"{LOCKS}/*.lock"):
             if path.stem.rpartition("-")[2] not in held:
                 path.unlink()
@@ -114,12 +108,12 @@ class Cache:
         return done
 
     def _delete(self, path: Path, done: Cleaned) -> None:
-        unfinished = path.name.startswith(_BUILDING)
+        unfinished = path.name.startswith(BUILDING)
         if not unfinished and not (path / ENTRY).is_file():
             done.kept.append((path, f"no {ENTRY} in it"))
             return
         try:
-            with self._lock(path.parent.name, _digest_of(path), seconds=0):
+            with self._lock(path.parent.name, _named(path), seconds=0):
                 done.bytes += sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
                 shutil.rmtree(path)
                 done.entries += not unfinished
@@ -142,7 +136,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _lock(self, kind: str, digest: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-        path = self.root / LOCKS / f"{kind}-{digest}.lock"
+        path = lock_of(self.root, kind, digest)
         path.parent.mkdir(exist_ok=True)
         lock = filelock.FileLock(path)
         try:
@@ -164,7 +158,7 @@ class Cache:
 
     def _make(self, folder: Path, inputs: object, build: Callable[[Path], None]) -> None:
         folder.parent.mkdir(exist_ok=True)
-        begun = f"{_BUILDING}{folder.name}-"
+        begun = f"{BUILDING}{folder.name}-"
         # Held by the lock's owner alone, so what stands here belongs to a builder that was killed.
         for left in (folder, *folder.parent.glob(f"{begun}*")):
             if left.exists():
@@ -173,8 +167,7 @@ class Cache:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=begun))
         try:
             build(scratch)
-            record = {"schema": SCHEMA, "inputs": inputs, "files": _digests(scratch)}
-            (scratch / ENTRY).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+            seal(scratch, inputs)
             scratch.chmod(0o755)
             os.replace(scratch, folder)
         except BaseException:
@@ -182,27 +175,5 @@ class Cache:
             raise
 
 
-def _digest_of(folder: Path) -> str:
-    return folder.name.removeprefix(_BUILDING).partition("-")[0]
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether an entry is there with exactly the bytes it was built with."""
-    try:
-        record = json.loads((folder / ENTRY).read_text())
-        return bool(record["schema"] == SCHEMA and record["files"] == _digests(folder))
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): _sha256(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / ENTRY
-    }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _named(folder: Path) -> str:
+    return folder.name.removeprefix(BUILDING).partition("-")[0]

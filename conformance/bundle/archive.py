@@ -53,7 +53,7 @@ def unpack_wheel(wheel: Path, dest: Path, keep: Callable[[str], bool] = lambda n
 
 
 def unpack_tar(
-    archive: Path,
+    archive: Path | IO[bytes],
     dest: Path,
     keep: Callable[[str], bool] = lambda name: True,
     *,
@@ -64,19 +64,18 @@ def unpack_tar(
     Raises UnsafeArchive before anything is written. A name that occurs twice is refused too: the
     second would replace the first unseen.
     """
+    called = Path(archive if isinstance(archive, Path) else archive.name).name
     try:
         with tempfile.TemporaryFile() as plain:
-            _decompress(archive, plain, most)
+            _decompress(called, archive, plain, most)
             with tarfile.open(fileobj=plain, mode="r:") as tar:
                 members = tar.getmembers()
                 for item in members:
-                    _check_name(archive.name, item.name)
+                    _check_name(called, item.name)
                     if not item.isfile():
-                        raise UnsafeArchive(
-                            f"{archive.name}: {item.name!r} is no file; allowed: files"
-                        )
+                        raise UnsafeArchive(f"{called}: {item.name!r} is no file; allowed: files")
                 if len({item.name for item in members}) != len(members):
-                    raise UnsafeArchive(f"{archive.name}: one name twice; allowed: each file once")
+                    raise UnsafeArchive(f"{called}: one name twice; allowed: each file once")
                 for item in members:
                     source = tar.extractfile(item)
                     assert source is not None  # it is a regular file
@@ -84,17 +83,17 @@ def unpack_tar(
                         _write(dest / item.name, source)
     except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
         raise UnsafeArchive(
-            f"{archive.name}: not a whole .tar.xz ({error}); copy or build it again"
+            f"{called}: not a whole .tar.xz ({error}); copy or build it again"
         ) from error
 
 
-def _decompress(archive: Path, plain: IO[bytes], most: int) -> None:
+def _decompress(called: str, archive: Path | IO[bytes], plain: IO[bytes], most: int) -> None:
     """Write the whole of it, to its last check sum: tarfile alone stops where the members end."""
     size = 0
     with lzma.open(archive) as packed:
         while block := packed.read(1 << 20):
             size += len(block)
-            _check_size(archive.name, size, most)
+            _check_size(called, size, most)
             plain.write(block)
     plain.seek(0)
 

@@ -1,4 +1,4 @@
-"""What making or unpacking a bundle raises: one class per kind of mistake."""
+"""What making or starting a bundle raises: one class per kind of mistake."""
 
 
 class BundleError(RuntimeError):
@@ -21,9 +21,17 @@ class CompileError(BundleError):
     """FlashInfer's build of the modules failed or made something else than expected."""
 
 
+class TooLarge(BundleError):
+    """The bundle would have more bytes than one may have."""
+
+
 class UnsafeArchive(BundleError):
     """An archive holds a name or an entry that could write outside the chosen folder."""
 
 
 class ManifestError(BundleError):
-    """An unpacked bundle does not hold exactly the files its manifest tells."""
+    """A bundle does not hold exactly the files its manifest tells."""
+
+
+class StartError(BundleError):
+    """A bundle cannot start: asked wrongly, changed on its way, or the host lacks something."""

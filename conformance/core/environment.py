@@ -3,12 +3,14 @@
 import hashlib
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from conformance.bundle import manifest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("conformance", "fuzz", "golden")
@@ -17,6 +19,8 @@ ROOMS = ("conformance", "fuzz", "golden")
 
 def describe(rooms: Sequence[str] = ROOMS) -> dict[str, Any]:
     """Return versions, processor and GPU, and the suite's commit; None for what is absent.
+
+    In a bundle the commit is that of the checkout it was made from.
 
     rooms: those whose files count. sources: digest of these files, which tells one suite from
     another where there is no checkout, or where it has changes.
@@ -36,23 +40,41 @@ def describe(rooms: Sequence[str] = ROOMS) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "triton": _version("triton"),
         "flashinfer": _version("flashinfer-python"),
-        "commit": _output("git", "rev-parse", "--verify", "--quiet", "HEAD"),
-        "sources": _digest(ROOT, rooms),
+        "commit": commit(),
+        "sources": digest(ROOT, rooms),
         "gpu": gpu,
     }
 
 
-def _digest(root: Path, rooms: Sequence[str]) -> str:
-    """Return a digest of the files of some rooms, by name and content."""
-    digest = hashlib.sha256()
+def commit() -> str | None:
+    """Return the suite's commit; None where it is neither in a checkout nor in a bundle."""
+    bundle = manifest.around(ROOT)
+    if bundle is not None:  # its folder may lie in a checkout of something else
+        return bundle.suite["commit"]
+    return _output("git", "rev-parse", "--verify", "--quiet", "HEAD")
+
+
+def files(root: Path, rooms: Sequence[str]) -> Iterator[Path]:
+    """Yield the names of the files that make some rooms, relative to `root`, in order.
+
+    Hidden ones and what Python writes beside sources are none of them.
+    """
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
             if not hidden and path.is_file():
-                digest.update(f"{name.as_posix()}\0{path.stat().st_size}\0".encode())
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+                yield name
+
+
+def digest(root: Path, rooms: Sequence[str] = ROOMS) -> str:
+    """Return a digest of the files of some rooms, by name and content."""
+    found = hashlib.sha256()
+    for name in files(root, rooms):
+        content = (root / name).read_bytes()
+        found.update(f"{name.as_posix()}\0{len(content)}\0".encode())
+        found.update(content)
+    return found.hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 OURS = ("smla", "golden", "conformance", "fuzz")
 LEAVES = (
     *("conformance.settings", "conformance.ownership", "conformance.cache"),
-    *("conformance.logs", "conformance.driver"),
+    *("conformance.entries", "conformance.logs", "conformance.driver"),
 )
 """Modules that stand beside the rooms, for any of them to import."""
 

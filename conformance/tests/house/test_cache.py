@@ -13,7 +13,8 @@ import pytest
 
 from conformance import cache as cache_module
 from conformance import ownership
-from conformance.cache import ENTRY, Cache, CacheError
+from conformance.cache import Cache, CacheError
+from conformance.entries import ENTRY
 
 ROOT = Path(__file__).parents[3]
 INPUTS = {"version": 1}
