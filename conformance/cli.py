@@ -41,12 +41,14 @@ class Commands(LazyGroup):
         "clean": "conformance.clean:clean_command",
         "doctor": "conformance.doctor:doctor_command",
         "explain": "conformance.explain:explain_command",
+        "gate": "conformance.gate.cli:gate_command",
         "ledger": "conformance.ledger.cli:ledger_command",
         "list": "conformance.listing:list_command",
         "merge": "conformance.report.cli:merge_command",
         "mutants": "conformance.mutants.cli:mutants_command",
         "report": "conformance.report.cli:report_command",
         "sanitize": "conformance.sanitize.cli:sanitize_command",
+        "versions": "conformance.gate.versions:versions_command",
     }
 
 
