@@ -232,9 +232,16 @@ def _absent(asked: Asked, baseline: Side, candidate: Side, reason: str) -> TierR
 def _ways(asked: Asked, baseline: Side, candidate: Side) -> str:
     """The two ways to get this tier to run."""
     subject = "" if asked.given == DEFAULT else f" --subject {shlex.quote(asked.given)}"
-    pair = f"{baseline.asked} {candidate.asked}"
-    return (
-        f"on a Hopper host with a network: python -m conformance gate {pair}{subject}; on one "
-        f"without: python -m conformance bundle {pair}, there python CANDIDATE.pyz gate --against "
-        f"BASELINE.pyz{subject}, and here python -m conformance gate {pair}{subject} --results FILE"
+    pair = f"{shlex.quote(baseline.asked)} {shlex.quote(candidate.asked)}"
+    again = f"python -m conformance gate {pair}{subject}"
+    return "\n".join(
+        (
+            "# on a Hopper host with a network",
+            again,
+            "# for one without: here, there, and here again",
+            f"python -m conformance bundle {pair}",
+            f"python smla-{candidate.version}-sm90.pyz gate --against "
+            f"smla-{baseline.version}-sm90.pyz{subject}",
+            f"{again} --results FILE",
+        )
     )

@@ -64,8 +64,9 @@ def _result(result: GateResult, paragraph: str) -> list[str]:
     for side, word in ((result.baseline, "baseline"), (result.candidate, "candidate")):
         lines.append(f"- {word}: FlashInfer {_text(side.version)}, SHA-256 `{side.digest}`")
     for tier in result.tiers:
-        if tier.facts:
-            lines.append(f"- {tier.tier}: {_text(telling.facts(tier))}")
+        told = [text for text in (telling.facts(tier), telling.again(tier)) if text]
+        if told:
+            lines.append(f"- {tier.tier}: {_text('; to see it: '.join(told))}")
     lines += [f"- {_text(telling.environment(result))}", ""]
     return lines
 
@@ -93,7 +94,7 @@ def _all(result: GateResult) -> list[Row]:
 def _row(row: Row) -> str:
     found = row.finding
     word = f"**{row.word}**" if found.objects else row.word
-    cells = (found.what, found.before, found.after, found.cause, found.evidence)
+    cells = (found.what, found.before, found.after, found.cause, row.evidence)
     return f'| <a id="{_place(row)}"></a>{row.tier} | {word} | {" | ".join(map(_cell, cells))} |'
 
 

@@ -20,10 +20,14 @@ _ORDER = (Weight.OBJECTION, Weight.REVIEW, Weight.NOTE)
 
 @dataclass(frozen=True)
 class Row:
-    """A finding beside the tier that made it. word: objection, tolerated, review or note."""
+    """A finding beside the tier that made it.
+
+    evidence: how to see it again; empty where all of its tier is seen again in one way (`again`).
+    """
 
     tier: str
     finding: Finding
+    evidence: str
 
     @property
     def word(self) -> str:
@@ -39,18 +43,21 @@ def title(result: GateResult) -> str:
 
 def of_change(result: GateResult, change: Change) -> list[Row]:
     """The rows of one part of the before/after table, what matters most first."""
-    rows = [
-        Row(tier.tier, found)
-        for tier in result.tiers
-        for found in tier.findings
-        if found.change is change
-    ]
+    rows = [row for row in _rows(result) if row.finding.change is change]
     return sorted(rows, key=lambda row: (not row.finding.objects, _ORDER.index(row.finding.weight)))
 
 
 def objections(result: GateResult) -> list[Row]:
     """What speaks against the candidate, by the tier that sees it first."""
-    return [Row(t.tier, found) for t in result.tiers for found in t.findings if found.objects]
+    return [row for row in _rows(result) if row.finding.objects]
+
+
+def _rows(result: GateResult) -> list[Row]:
+    return [
+        Row(tier.tier, found, "" if again(tier) else found.evidence)
+        for tier in result.tiers
+        for found in tier.findings
+    ]
 
 
 def figures(result: GateResult) -> list[tuple[str, Figure]]:
@@ -75,6 +82,12 @@ def summary(tier: TierResult) -> str:
 def facts(tier: TierResult) -> str:
     """What a tier looked at."""
     return "; ".join(f"{name}: {_short(value)}" for name, value in tier.facts.items())
+
+
+def again(tier: TierResult) -> str:
+    """How to see what a tier saw, where that is the same for all of it; else empty."""
+    told = {found.evidence for found in tier.findings if found.evidence}
+    return told.pop() if len(told) == 1 and len(tier.findings) > 1 else ""
 
 
 def environment(result: GateResult) -> str:

@@ -100,8 +100,10 @@ def _compared(subject: str, baseline: Side, candidate: Side, done: Sequence[str]
 def _consequence(answer: Answer, by_tier: dict[str, TierResult], done: Sequence[str]) -> str:
     if answer is Answer.NO_GO:
         found = objections(by_tier.values())
-        told = "; ".join(_told(finding) for finding in found[:_SHOWN])
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        groups = _by_cause(found)
+        told = "; ".join(_told(group) for group in groups[:_SHOWN])
+        left = sum(len(group) for group in groups[_SHOWN:])
+        more = f"; and {left} more" if left else ""
         if not found:  # a tier may fail as a whole
             failed = [name for name in done if by_tier[name].status is Status.FAIL]
             told = f"the tier {failed[0]} failed" + (
@@ -122,9 +124,22 @@ def _consequence(answer: Answer, by_tier: dict[str, TierResult], done: Sequence[
     )
 
 
-def _told(finding: Finding) -> str:
-    text = finding.what.rstrip(". ")
-    return f"{text} (in {finding.cause})" if finding.cause else text
+def _by_cause(found: Sequence[Finding]) -> list[list[Finding]]:
+    """Objections of one kind that one place in the candidate makes, told as one."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in found:
+        kind = finding.key.rpartition("/")[0]
+        groups.setdefault((kind, finding.cause) if finding.cause else finding.key, []).append(
+            finding
+        )
+    return list(groups.values())
+
+
+def _told(group: Sequence[Finding]) -> str:
+    first = group[0]
+    text = first.what.rstrip(". ")
+    more = f", and so in {_count(len(group) - 1, 'other place')}" if len(group) > 1 else ""
+    return f"{text}{more} (in {first.cause})" if first.cause else f"{text}{more}"
 
 
 def _unchecked(by_tier: dict[str, TierResult], left: Sequence[str]) -> str:
@@ -132,9 +147,10 @@ def _unchecked(by_tier: dict[str, TierResult], left: Sequence[str]) -> str:
     for name in left:
         tier = by_tier.get(name)
         reason = tier.reason.rstrip(". ") if tier and tier.reason else "not asked for"
-        how = f"; to check it: {tier.command}" if tier and tier.command else ""
-        told.append(f"{name} ({reason}{how})")
-    return f"Not checked: {', '.join(told)}."
+        told.append(f"{name} ({reason})")
+    ways = any(name in by_tier and by_tier[name].command for name in left)
+    how = "; the report has the commands that would check it" if ways else ""
+    return f"Not checked: {', '.join(told)}{how}."
 
 
 def _next(answer: Answer, by_tier: dict[str, TierResult], subject: str) -> str:

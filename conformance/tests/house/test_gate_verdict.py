@@ -78,7 +78,7 @@ def test_what_did_not_run_objects_to_nothing() -> None:
     left = replace(not_run("hopper", "a rehearsal", "rent one"), findings=(objection("hopper"),))
     decision = decided(tier("static", Status.PASS), left)
     assert decision.exit == Answer.INCOMPLETE and "hopper broke" not in decision.paragraph
-    assert "hopper (a rehearsal; to check it: rent one)" in decision.paragraph
+    assert "hopper (a rehearsal); the report has the commands" in decision.paragraph
 
 
 def test_a_tolerated_objection_is_told_and_no_more() -> None:
@@ -124,3 +124,15 @@ def test_the_worst_of_several_subjects() -> None:
     go, no, open_, wrong = Answer.GO, Answer.NO_GO, Answer.INCOMPLETE, Answer.ASKED_WRONGLY
     assert worst([go, go]) is go and worst([go, open_]) is open_
     assert worst([open_, no, go]) is no and worst([no, wrong]) is wrong
+
+
+def test_one_cause_is_told_once_with_how_often_it_was_met() -> None:
+    first, again, other = (
+        replace(objection("wrapper", f"{key} broke", "mla/x.py: plan"), key=f"wrapper/{key}")
+        for key in ("waits/decode", "waits/replan", "step/padded")
+    )
+    decision = decided(ran("wrapper", (first, again, other)))
+    assert decision.paragraph.count(first.what.rstrip(". ")) == 1
+    assert "and so in 1 other place (in mla/x.py: plan)" in decision.paragraph
+    assert again.what.rstrip(". ") not in decision.paragraph.replace(first.what.rstrip(". "), "")
+    assert decision.paragraph.count("mla/x.py: plan") == 2, "another kind of fault is told apart"
