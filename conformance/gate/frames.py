@@ -8,7 +8,7 @@ from types import CodeType, FrameType, TracebackType
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _SUITE = f"{Path(__file__).parents[1]}/"
-_SUBJECTS = f"{_SUITE}subjects/"
+_SUBJECTS = (f"{_SUITE}subjects/", f"{_SUITE}tests/")
 
 
 class Owner:
