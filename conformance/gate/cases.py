@@ -162,7 +162,8 @@ def _count(cases: Sequence[str]) -> str:
 
 def _first(side: Mapping[str, Record], cases: Sequence[str]) -> str:
     record = side[cases[0]]
-    message = " ".join(record.message.removeprefix(f"{record.case}:").split())
+    told = record.message.removeprefix(f"{record.case}:").partition("\n  repro")[0]
+    message = " ".join(told.split())
     return f"{record.case} ({record.outcome}): {message[:_TEXT]}".rstrip(": ")
 
 
