@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ from conformance.ledger.files import ledger_of
 from conformance.report.terminal import last_line, show
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
-from conformance.subjects import ALLOWED, DEFAULT, SUBJECTS, own_identity, resolver
+from conformance.subjects import ALLOWED, DEFAULT, factory_of, own_identity
 from conformance.twin.semantics import BY_VERSION
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])
@@ -38,6 +37,7 @@ class Commands(LazyGroup):
         "bundle": "conformance.bundle.cli:bundle_command",
         "clean": "conformance.clean:clean_command",
         "doctor": "conformance.doctor:doctor_command",
+        "gate-host": "conformance.gate.host:host_command",
         "explain": "conformance.explain:explain_command",
         "ledger": "conformance.ledger.cli:ledger_command",
         "list": "conformance.listing:list_command",
@@ -170,7 +170,7 @@ def run_command(
         junit=junit,
     )
     # All subjects are looked at before the first one runs.
-    factories = [_subject(name) for name in subjects]
+    factories = [factory_of(name) for name in subjects]
     who = [
         own_identity(name) or identify(f, name) for name, f in zip(subjects, factories, strict=True)
     ]
@@ -201,28 +201,6 @@ def _check_cases(cases: tuple[str, ...]) -> None:
             known(parse(case).requirement)
         except CaseError as problem:
             raise SuiteError(str(problem)) from problem
-
-
-def _subject(name: str) -> str:
-    """The factory of a subject as package.module:factory; SuiteError where there is none."""
-    if name in SUBJECTS:
-        return SUBJECTS[name]
-    if found_by := resolver(name):
-        return found_by(name)
-    module, _, rest = name.partition(":")
-    factory = rest.partition("@")[0]
-    problem = "no subject of this name"
-    if factory:
-        try:
-            if callable(getattr(import_module(module), factory)):
-                return name
-            problem = f"{factory} of {module} cannot be called"
-        except Exception as found:  # importing a stranger's module raises anything
-            problem = f"{type(found).__name__}: {found}"
-    raise SuiteError(
-        f"subject {name!r}: found {problem}; allowed: {ALLOWED}; to "
-        "fix: correct the name, or put the package on PYTHONPATH"
-    )
 
 
 def entry() -> None:
