@@ -13,6 +13,7 @@ from conformance.cache import Cache
 # All that commands write into a report folder.
 REPORT_FILES = (
     *("records-*.jsonl", "records-*.closed", "*-twin.xml", "*-hopper.xml", "bench.json"),
+    *("run-*.log", "measured-*.json"),
     "report.html",
 )
 REPORT_FOLDERS = ("processes", "sanitize", "traces")

@@ -21,11 +21,10 @@ from conformance.core.run import Exit, Request, SuiteError, identify, run
 from conformance.installed import stands_on_the_twin
 from conformance.lazy import LazyGroup
 from conformance.ledger.files import ledger_of
-from conformance.named import factory_of
 from conformance.report.terminal import last_line, show
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
-from conformance.subjects import ALLOWED, DEFAULT, own_identity
+from conformance.subjects import ALLOWED, DEFAULT, factory_of, own_identity
 from conformance.tiers import INSTALLED
 from conformance.twin.semantics import BY_VERSION
 
@@ -40,6 +39,7 @@ class Commands(LazyGroup):
         "bundle": "conformance.bundle.cli:bundle_command",
         "clean": "conformance.clean:clean_command",
         "doctor": "conformance.doctor:doctor_command",
+        "gate-host": "conformance.gate.host:host_command",
         "explain": "conformance.explain:explain_command",
         "gate": "conformance.gate.cli:gate_command",
         "ledger": "conformance.ledger.cli:ledger_command",

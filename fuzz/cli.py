@@ -24,7 +24,7 @@ _TIERS = click.Choice(["twin", "hopper"])
 def factory_of(name: str) -> tuple[str, Identity]:
     """Return a subject's factory and who it is; raise SuiteError for one that cannot be judged."""
     from conformance.core.run import identify
-    from conformance.named import factory_of as named
+    from conformance.subjects import factory_of as named
     from conformance.subjects import own_identity
 
     factory = named(name)

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -61,13 +61,21 @@ def check_compiler() -> None:
         )
 
 
-def environment(folder: Path, told: Manifest, jit: str | None) -> dict[str, str]:
+def environment(
+    folder: Path,
+    told: Manifest,
+    jit: str | None,
+    caller: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """The variables under which the bundle's suite and FlashInfer are found, and no others.
+
+    caller: the variables to begin with, this process's by default.
 
     A package that the host has in a version that will do is the host's own: it fits what else is
     there. The user's PYTHONPATH comes last.
     """
-    ours = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # an entry of the cache stays as it is
+    ours = {**(os.environ if caller is None else caller)}
+    ours["PYTHONDONTWRITEBYTECODE"] = "1"  # an entry of the cache stays as it is
     ours["PYTHONSAFEPATH"] = "1"  # a checkout in the current folder is another suite
     search = [*told.python_path, *(package.folder for package in lacking(told.packages))]
     paths = [str(folder / name) for name in search]

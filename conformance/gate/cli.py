@@ -16,8 +16,7 @@ from conformance.gate.model import TIERS, Status
 from conformance.gate.package import resolve
 from conformance.gate.run import Asked, Named, gate
 from conformance.gate.telling import VERDICT_SIGNS, summary, title
-from conformance.named import factory_of
-from conformance.subjects import ALLOWED, DEFAULT, own_identity
+from conformance.subjects import ALLOWED, DEFAULT, factory_of, own_identity
 
 REPORT = Path("gate-report")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.bundle import archive, unpack
+from conformance.bundle import archive
 from conformance.bundle.errors import UnsafeArchive
 
 
@@ -19,7 +19,7 @@ def make_wheel(path: Path, names: list[str]) -> Path:
 
 
 def make_tar(path: Path, entries: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
-    with tarfile.open(path, "w:gz") as out:
+    with tarfile.open(path, "w:xz") as out:
         for item, data in entries:
             item.size = len(data)
             out.addfile(item, BytesIO(data))
@@ -40,9 +40,9 @@ def test_a_wheel_cannot_write_outside_its_folder(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_bundle_cannot_write_outside_its_folder(tmp_path: Path, name: str) -> None:
     items = [(tarfile.TarInfo("good.py"), b""), (tarfile.TarInfo(name), b"x")]
-    bad = make_tar(tmp_path / "bad.tar.gz", items)
+    bad = make_tar(tmp_path / "bad.tar.xz", items)
     with pytest.raises(UnsafeArchive, match="outside"):
-        unpack.unpack(bad, tmp_path / "dest")
+        archive.unpack_tar(bad, tmp_path / "dest")
     assert not (tmp_path / "dest").exists()
 
 
@@ -50,9 +50,9 @@ def test_a_bundle_cannot_write_outside_its_folder(tmp_path: Path, name: str) -> 
 def test_a_bundle_holds_files_alone(tmp_path: Path, kind: bytes) -> None:
     item = tarfile.TarInfo("link")
     item.type, item.linkname = kind, "/etc/passwd"
-    bad = make_tar(tmp_path / "bad.tar.gz", [(item, b"")])
+    bad = make_tar(tmp_path / "bad.tar.xz", [(item, b"")])
     with pytest.raises(UnsafeArchive, match="link"):
-        unpack.unpack(bad, tmp_path / "dest")
+        archive.unpack_tar(bad, tmp_path / "dest")
 
 
 def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
@@ -67,18 +67,15 @@ def test_a_link_in_a_wheel_is_refused(tmp_path: Path) -> None:
 
 def test_one_name_twice_is_refused(tmp_path: Path) -> None:
     items = [(tarfile.TarInfo("a.py"), b"1"), (tarfile.TarInfo("a.py"), b"2")]
-    bad = make_tar(tmp_path / "bad.tar.gz", items)
+    bad = make_tar(tmp_path / "bad.tar.xz", items)
     with pytest.raises(UnsafeArchive, match="twice"):
-        unpack.unpack(bad, tmp_path / "dest")
+        archive.unpack_tar(bad, tmp_path / "dest")
 
 
-def test_what_unpacks_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archive, "MAX_BYTES", 100)
-    big = make_tar(tmp_path / "big.tar.gz", [(tarfile.TarInfo("zeros"), bytes(101))])
-    with pytest.raises(UnsafeArchive, match="101 bytes"):
-        unpack.unpack(big, tmp_path / "dest")
+def test_what_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
+    big = make_tar(tmp_path / "big.tar.xz", [(tarfile.TarInfo("zeros"), bytes(1 << 22))])
+    with pytest.raises(UnsafeArchive, match=r"\d bytes or more; allowed: 1048576"):
+        archive.unpack_tar(big, tmp_path / "dest", most=1 << 20)
     assert not (tmp_path / "dest").exists()
 
 
@@ -86,3 +83,11 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_text("<html>not found</html>")
     with pytest.raises(UnsafeArchive, match="not a wheel"):
         archive.unpack_wheel(tmp_path / "x.whl", tmp_path / "dest")
+
+
+def test_an_archive_cut_behind_its_last_file_is_refused(tmp_path: Path) -> None:
+    whole = make_tar(tmp_path / "whole.tar.xz", [(tarfile.TarInfo("a.py"), b"1" * 5000)])
+    whole.write_bytes(whole.read_bytes()[:-1])
+    with pytest.raises(UnsafeArchive, match="not a whole"):
+        archive.unpack_tar(whole, tmp_path / "dest")
+    assert not (tmp_path / "dest").exists()

@@ -1,165 +1,76 @@
-"""A bundle holds what was asked for, tells it truly, and cannot write outside its folder."""
+"""A bundle holds what was asked for and tells it truly; one that cannot be made is told."""
 
+import ast
 import json
-import os
-import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from conformance.bundle import archive, build, fetch, manifest, modules, toolkit, trim, unpack
+from conformance.bundle import (
+    archive,
+    build,
+    fetch,
+    host,
+    layout,
+    manifest,
+    modules,
+    packages,
+    pyz,
+    start,
+    toolkit,
+    trim,
+)
 from conformance.bundle.cli import bundle_command
 from conformance.bundle.errors import (
     CompileError,
     FetchError,
-    ManifestError,
+    TooLarge,
     ToolMissing,
-    UnsafeArchive,
     VersionError,
 )
 from conformance.cache import Cache
+from conformance.core import environment
+from conformance.tests.house.small_bundle import (
+    FLASHINFER,
+    HEADER,
+    INFO,
+    TAG,
+    VERSION,
+    keep_flashinfer,
+    stand_in,
+)
 
 ROOT = Path(__file__).parents[3]
-VERSION = "9.8.7"
-INFO = f"flashinfer_python-{VERSION}.dist-info"
-
-# A FlashInfer in miniature: what the bundle needs of it, and files it must leave behind.
-GENERATOR = """
-import os, pathlib
-
-AOT = pathlib.Path(__file__).parents[2] / "data/aot"
-WORK = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"])
-
-
-class Spec:
-    def __init__(self, name):
-        self.name = name
-        self.jit_library_path = WORK / name / f"{name}.so"
-
-    def build(self, verbose):
-        self.jit_library_path.parent.mkdir(parents=True)
-        self.jit_library_path.write_bytes(self.name.encode())
-
-    def get_library_path(self):
-        prebuilt = AOT / self.name / f"{self.name}.so"
-        return prebuilt if prebuilt.exists() else self.jit_library_path
-
-
-def gen_batch_mla_module(backend, q, kv, out, index, ckv, kpe, profiler):
-    kinds = [str(kind).removeprefix("torch.") for kind in (kv, out)]
-    return Spec(f"mla_{backend}_{'_'.join(kinds)}_{ckv}_{kpe}")
-"""
-FLASHINFER = {
-    "flashinfer/__init__.py": "from .norm import rms\n",
-    "flashinfer/norm.py": "def rms():\n    from .lazy import other\n",
-    "flashinfer/lazy.py": "other = 1\n",
-    "flashinfer/unused.py": "import nothing_like_it\n",
-    "flashinfer/py.typed": "",
-    "flashinfer/utils.py": "def f():\n    from . import deep\n",
-    "flashinfer/deep.py": "",
-    "flashinfer/types.py": "",
-    "flashinfer/dsl.py": "",
-    "flashinfer/mla/__init__.py": (
-        "from typing import TYPE_CHECKING\n"
-        "from ..utils import f\n"
-        "from ..jit.attention import gen_batch_mla_module\n"
-        "if TYPE_CHECKING:\n    from .. import types\n"
-        "try:\n    import cutlass_is_not_here\n    from flashinfer import dsl\n"
-        "except ImportError:\n    pass\n"
-    ),
-    "flashinfer/mla/_backends/fa.py": "",
-    "flashinfer/jit/__init__.py": "",
-    "flashinfer/jit/attention/__init__.py": GENERATOR,
-    "flashinfer/data/csrc/batch_mla_sm90_run.cu": "// kernel",
-    "flashinfer/data/csrc/other.cu": "// no",
-    "flashinfer/data/include/flashinfer/attention/mla_hopper.cuh": "// header",
-    "flashinfer/data/include/flashinfer/attention/decode.cuh": "// no",
-    f"{INFO}/METADATA": f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {VERSION}\n",
-    f"{INFO}/RECORD": "",
-    f"{INFO}/licenses/LICENSE": "The license of FlashInfer.",
-}
-# Importing the real one takes seconds, several times per test.
-TORCH = "".join(
-    f"{name} = 'torch.{name}'\n" for name in ("bfloat16", "float16", "float8_e4m3fn", "int32")
-)
-HEADER = "flashinfer/data/include/flashinfer/attention/mla_hopper.cuh"
-
-
-def make_wheel(path: Path, files: Mapping[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as out:
-        for name, text in files.items():
-            out.writestr(name, text)
-
-
-def keep_wheel(
-    cache: Cache,
-    name: str,
-    version: str,
-    tag: str | None,
-    file: str,
-    files: Mapping[str, str],
-) -> None:
-    """Make this the wheel that the cache holds, in place of the one it held."""
-    for _ in range(2):
-        entry = cache.entry(
-            fetch.KIND,
-            fetch.inputs(name, version, tag),
-            lambda folder: make_wheel(folder / file, files),
-        )
-        with zipfile.ZipFile(entry / file) as held:
-            if {name: held.read(name).decode() for name in held.namelist()} == {**files}:
-                return
-        (entry / file).unlink()
-
-
-def keep_flashinfer(cache: Cache, files: Mapping[str, str]) -> None:
-    name = f"flashinfer_python-{VERSION}-py3-none-any.whl"
-    keep_wheel(cache, "flashinfer-python", VERSION, None, name, files)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A cache that already holds wheels in miniature, on a machine with a stand-in toolkit."""
-    cache = Cache(tmp_path / "cache")
-    keep_flashinfer(cache, FLASHINFER)
-    for name in ("apache-tvm-ffi", *build.SMALL, *build.SUITE):
-        stem = name.replace("-", "_")
-        files = {f"{stem}/__init__.py": "", f"{stem}-1.0.dist-info/METADATA": "Name: x"}
-        if name == "apache-tvm-ffi":
-            files |= {"tvm_ffi/core.so": "binary", "tvm_ffi/include/tvm/ffi/object.h": "// no"}
-        keep_wheel(cache, name, "1.0", "cp312", f"{stem}-1.0-py3-none-any.whl", files)
-    (tmp_path / "stand-ins").mkdir()
-    (tmp_path / "stand-ins/torch.py").write_text(TORCH)
-    child_env = modules.child_env
-
-    def with_stand_ins(package: Path, workspace: Path) -> dict[str, str]:
-        env = child_env(package, workspace)
-        return {**env, "PYTHONPATH": f"{env['PYTHONPATH']}:{tmp_path / 'stand-ins'}"}
-
-    monkeypatch.setattr(modules, "child_env", with_stand_ins)
-    kit = toolkit.Toolkit(Path("/nowhere/cuda"), "13.0", "V13.0.88", "c++ 12")
-    monkeypatch.setattr(build, "find_toolkit", lambda: kit)
-    monkeypatch.setattr(build, "_installed", lambda name: "1.0")
-    monkeypatch.setattr(modules, "tvm_ffi_version", lambda: "1.0")
-    monkeypatch.setattr(modules, "_stub_driver", lambda scratch: scratch)
-    monkeypatch.setattr(modules, "_sources", lambda build_dir, package: {HEADER})
-    return cache
+    """Wheels in miniature; of the suite one room alone, which is packed sooner."""
+    monkeypatch.setattr(build, "ROOMS", ("golden",))
+    return stand_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def bundle(cache: Cache, tmp_path: Path) -> Path:
-    return build.build(VERSION, tmp_path / "bundles", cache=cache)
+    return build.build(VERSION, tmp_path / "bundles", TAG, cache=cache)
+
+
+def unpacked(bundle: Path, folder: Path) -> manifest.Manifest:
+    """The bundle's manifest; its files, all of them checked, are laid out below the folder."""
+    told = start.read_manifest(bundle)
+    with zipfile.ZipFile(bundle) as whole, whole.open(layout.PAYLOAD) as payload:
+        archive.unpack_tar(payload, folder)
+    manifest.verify(folder, told)
+    return told
 
 
 def test_bundle_holds_what_the_mla_path_needs_and_no_more(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "there"
-    found = unpack.unpack(bundle, folder)
+    found = unpacked(bundle, folder)
     names = set(found.files)
     for name in (
         *("__init__.py", "norm.py", "utils.py", "deep.py", "dsl.py", "py.typed"),
@@ -172,27 +83,91 @@ def test_bundle_holds_what_the_mla_path_needs_and_no_more(bundle: Path, tmp_path
         assert f"flashinfer/flashinfer/{name}" not in names, f"{name} is not needed"
     assert f"flashinfer/{INFO}/METADATA" in names, "importlib.metadata must find the version"
     assert f"flashinfer/{INFO}/RECORD" not in names, "RECORD lists files that are not there"
-    assert "cp312/tvm_ffi/core.so" in names
-    assert "cp312/tvm_ffi/include/tvm/ffi/object.h" not in names
-    assert "The license of FlashInfer." in (folder / "NOTICE").read_text()
+    tvm_ffi = {
+        n.removeprefix("packages/apache-tvm-ffi/tvm_ffi/") for n in names if "/tvm_ffi/" in n
+    }
+    headers = {"include/tvm/ffi/object.h", "3rdparty/dlpack/include/dlpack.h"}
+    assert tvm_ffi == {"core.so", *headers}, "what loads modules, and what they are compiled with"
+    assert "bin/ninja" in names and found.programs == ["bin/ninja"]
+    notice = (folder / "NOTICE").read_text()
+    assert "The license of FlashInfer." in notice and "pytest-1.0-py3-none-any.whl" in notice
+    assert (folder / "suite/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_every_file_of_a_room_is_in_it(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    unpacked(bundle, folder)
+    for name in environment.files(ROOT, ["golden"]):
+        assert (folder / "suite" / name).read_bytes() == (ROOT / name).read_bytes(), name
+    assert set(build.ROOMS) == {"golden"}, "the fixture's; all of them are in test_bundle_start"
 
 
 def test_manifest_tells_the_modules_and_no_machine_path(bundle: Path, tmp_path: Path) -> None:
-    found = unpack.unpack(bundle, tmp_path / "there")
+    found = start.read_manifest(bundle)
     keys = ("kv_dtype", "head_dim_kpe", "out_dtype")
     variants = [tuple(module[key] for key in keys) for module in found.modules]
     assert variants == [tuple(variant) for variant in modules.VARIANTS]
-    assert (found.flashinfer, found.python_tag, found.cuda) == (VERSION, "cp312", "13.0")
+    assert (found.flashinfer, found.python_tag, found.cuda) == (VERSION, TAG, "13.0")
     assert found.needs == ["libcudart.so.13", "libcuda.so.1"]
-    text = (tmp_path / "there" / manifest.NAME).read_text()
+    assert found.suite["commit"] == environment.commit()
+    (wheel,) = [w for w in found.wheels if w["name"].startswith("flashinfer_python-")]
+    assert found.wheel == wheel["sha256"]
+    text = manifest.text_of(found)
     for path in (str(tmp_path), str(ROOT), "/nowhere", str(Path.home()), sys.prefix):
         assert path not in text, f"the manifest tells {path}"
     assert json.loads(text)["schema"] == manifest.SCHEMA
 
 
+def test_a_package_s_least_version_is_the_most_that_anything_asks_for(bundle: Path) -> None:
+    least = {package.name: package.least for package in start.read_manifest(bundle).packages}
+    assert least["pluggy"] == "77.5", "the carried pytest asks for it"
+    assert least["pytest"] == "8", "pyproject.toml asks for it"
+    assert least["mdurl"] == "0", "nothing asks for any"
+
+
+def test_the_compiled_against_package_alone_replaces_the_host_s(bundle: Path) -> None:
+    packages_ = start.read_manifest(bundle).packages
+    assert [package.name for package in packages_ if package.always] == ["apache-tvm-ffi"]
+
+
+def third_party(room: str) -> set[str]:
+    """Top-level modules of others that a room imports, outside of tests."""
+    found: set[str] = set()
+    for path in (ROOT / room).rglob("*.py"):
+        if "tests" in path.parts and "requirements" not in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add((node.module or "").partition(".")[0])
+    return found - sys.stdlib_module_names - {"conformance", "fuzz", "golden", "smla", "examples"}
+
+
+@pytest.mark.parametrize("room", ["conformance", "fuzz", "golden", "smla", "examples"])
+def test_what_the_suite_imports_is_carried_or_the_host_s(room: str) -> None:
+    of_modules = {"tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
+    carried = {of_modules.get(name, name.replace("_", "-")) for name in third_party(room)}
+    optional = {"flashinfer", "cuda", "redis"}  # the bundle's own; the host's; never asked for
+    absent = carried - {*packages.ALL, *host.NEEDED} - optional
+    assert not absent, f"{room} imports {sorted(absent)}, which no GPU host need have"
+
+
 def test_equal_inputs_give_equal_bytes(bundle: Path, cache: Cache, tmp_path: Path) -> None:
-    again = build.build(VERSION, tmp_path / "again", cache=cache)
+    again = build.build(VERSION, tmp_path / "again", TAG, cache=cache)
     assert archive.sha256(again) == archive.sha256(bundle)
+
+
+def test_one_that_is_too_large_is_not_made_and_its_parts_are_told(
+    bundle: Path, cache: Cache, tmp_path: Path
+) -> None:
+    before = bundle.read_bytes()
+    with pytest.raises(TooLarge, match=r"allowed: 0\.01 MB.*suite/golden \d.*to fix") as caught:
+        build.build(VERSION, bundle.parent, TAG, cache=cache, most=10_000)
+    assert bundle.name in str(caught.value)
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
+    assert bundle.read_bytes() == before, "the one that was there stays"
+    assert pyz.MOST_BYTES == 10_000_000
 
 
 def test_built_modules_are_reused_and_rebuilt_for_another_compiler(
@@ -207,18 +182,12 @@ def test_built_modules_are_reused_and_rebuilt_for_another_compiler(
 
     monkeypatch.setattr(modules, "run_child", counted)
     for _ in range(2):
-        build.build(VERSION, tmp_path / "out", cache=cache)
+        build.build(VERSION, tmp_path / "out", TAG, cache=cache)
     assert tasks.count("build") == 1, tasks
     other = toolkit.Toolkit(Path("/nowhere/cuda"), "13.1", "V13.1.1", "c++ 12")
     monkeypatch.setattr(build, "find_toolkit", lambda: other)
-    build.build(VERSION, tmp_path / "out", cache=cache)
+    build.build(VERSION, tmp_path / "out", TAG, cache=cache)
     assert tasks.count("build") == 2, tasks
-
-
-def test_the_suite_s_packages_come_along_on_request(cache: Cache, tmp_path: Path) -> None:
-    path = build.build(VERSION, tmp_path / "out", cache=cache, with_suite=True)
-    names = unpack.unpack(path, tmp_path / "there").files
-    assert "cp312/pytest/__init__.py" in names and "cp312/platformdirs/__init__.py" in names
 
 
 def test_a_module_that_would_not_be_found_fails_the_build(
@@ -229,7 +198,7 @@ def test_a_module_that_would_not_be_found_fails_the_build(
     placed = [{"library": "flashinfer/flashinfer/data/aot/x/x.so"}]
     monkeypatch.setattr(build, "_place_modules", lambda *a: placed)
     with pytest.raises(CompileError, match=r"x\.so"):
-        build.build(VERSION, tmp_path / "out", cache=cache)
+        build.build(VERSION, tmp_path / "out", TAG, cache=cache)
     assert not (tmp_path / "out").exists(), "nothing is written by a build that fails"
 
 
@@ -237,74 +206,14 @@ def test_a_wheel_without_license_is_not_packed(cache: Cache, tmp_path: Path) -> 
     bare = {name: text for name, text in FLASHINFER.items() if "LICENSE" not in name}
     keep_flashinfer(cache, bare)
     with pytest.raises(CompileError, match="license"):
-        build.build(VERSION, tmp_path / "out", cache=cache)
+        build.build(VERSION, tmp_path / "out", TAG, cache=cache)
 
 
 def test_an_absent_python_package_is_told_with_the_remedy(cache: Cache, tmp_path: Path) -> None:
     broken = {**FLASHINFER, "flashinfer/norm.py": "import a_package_that_is_not_here\n"}
     keep_flashinfer(cache, broken)
     with pytest.raises(ToolMissing, match=r"a_package_that_is_not_here.*pip install"):
-        build.build(VERSION, tmp_path / "out", cache=cache)
-
-
-def test_the_unpacker_prints_a_line_that_works(bundle: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "with space"
-    command = [sys.executable, "-m", "conformance.bundle.unpack", str(bundle), str(folder)]
-    env = {**os.environ, "PYTHONPATH": "", "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    use = f"{done.stdout.strip()}\n'{sys.executable}' -c 'import flashinfer.mla as m; print(m)'"
-    shown = subprocess.run(["sh", "-c", use], env=env, capture_output=True, text=True, check=False)
-    assert str(folder / "flashinfer/flashinfer/mla") in shown.stdout, shown
-
-
-def test_the_unpacker_needs_the_standard_library_alone() -> None:
-    code = "import conformance.bundle.unpack, sys; print(sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"expected to import without site-packages: {done.stderr}"
-
-
-@pytest.mark.parametrize("change", ["changed", "missing", "not in the manifest"])
-def test_a_changed_bundle_is_refused(bundle: Path, tmp_path: Path, change: str) -> None:
-    folder = tmp_path / "there"
-    unpack.unpack(bundle, folder)
-    victim = folder / "flashinfer/flashinfer/norm.py"
-    if change == "changed":
-        victim.write_text("other = 2\n")
-    elif change == "missing":
-        victim.unlink()
-    else:
-        (folder / "flashinfer/sitecustomize.py").touch()
-    archive.pack_tar(folder, tmp_path / "changed.tar.gz")
-    with pytest.raises(ManifestError, match=change):
-        unpack.unpack(tmp_path / "changed.tar.gz", tmp_path / "elsewhere")
-    assert not (tmp_path / "elsewhere").exists(), "nothing is left of a refused bundle"
-
-
-def test_a_truncated_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
-    short = tmp_path / "short.tar.gz"
-    short.write_bytes(bundle.read_bytes()[:-200])
-    with pytest.raises(UnsafeArchive, match="again"):
-        unpack.unpack(short, tmp_path / "there")
-
-
-def test_another_schema_is_refused(bundle: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "there"
-    unpack.unpack(bundle, folder)
-    record = json.loads((folder / manifest.NAME).read_text())
-    (folder / manifest.NAME).write_text(json.dumps({**record, "schema": "smla-bundle/2"}))
-    with pytest.raises(ManifestError, match="smla-bundle/2"):
-        manifest.read(folder)
-
-
-def test_a_folder_in_use_is_not_touched(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/mine").touch()
-    with pytest.raises(ManifestError, match="not empty"):
-        unpack.unpack(bundle, tmp_path / "there")
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine"]
+        build.build(VERSION, tmp_path / "out", TAG, cache=cache)
 
 
 @pytest.mark.parametrize("version", ["latest", "--help", "0.7.2/../x", ""])
