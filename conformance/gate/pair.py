@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.gate.alternate import SIDES, alternate, figure
 from conformance.gate.model import Figure
 from conformance.gate.package import Package
 from conformance.gate.seen import Seen, from_json
@@ -216,24 +217,10 @@ class Pair:
         return figures
 
     def _timed(self, name: str, rounds: int, samples: int) -> Figure:
-        medians: tuple[list[float], list[float]] = ([], [])
-        for number in range(-1, rounds):
-            for which in (0, 1) if number % 2 else (1, 0):
-                command = {"do": "time", "name": name, "samples": samples}
-                value = statistics.median(self._children[which].ask(command))
-                if number >= 0:  # the first round warms both up
-                    medians[which].append(value)
-        ratios = [after / before for before, after in zip(*medians, strict=True)]
-        return Figure(
-            name,
-            "plan",
-            "CPU, pretended device",
-            statistics.median(medians[0]),
-            statistics.median(medians[1]),
-            statistics.median(ratios),
-            max(ratios) - min(ratios),
-            rounds,
-        )
+        children = dict(zip(SIDES, self._children, strict=True))
+        command = {"do": "time", "name": name, "samples": samples}
+        medians = alternate(lambda side: statistics.median(children[side].ask(command)), rounds)
+        return figure(name, "plan", "CPU, pretended device", medians)
 
 
 @contextmanager
