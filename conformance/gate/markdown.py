@@ -64,9 +64,9 @@ def _result(result: GateResult, paragraph: str) -> list[str]:
     for side, word in ((result.baseline, "baseline"), (result.candidate, "candidate")):
         lines.append(f"- {word}: FlashInfer {_text(side.version)}, SHA-256 `{side.digest}`")
     for tier in result.tiers:
-        told = [text for text in (telling.facts(tier), telling.again(tier)) if text]
-        if told:
-            lines.append(f"- {tier.tier}: {_text('; to see it: '.join(told))}")
+        looked = [text for text in (telling.facts(tier), telling.again(tier)) if text]
+        if looked:
+            lines.append(f"- {tier.tier}: {_text("; to see it: ".join(looked))}")
     lines += [f"- {_text(telling.environment(result))}", ""]
     return lines
 
