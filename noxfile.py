@@ -37,7 +37,7 @@ SUITE_FAILED = 3  # exit code: neither conforms (0), nor does not (1), nor incom
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the house itself; some need chromium, sshd or redis-server."""
-    install_suite(session, extras=("test", "browser", "redis"))
+    install_suite(session, extras=("test", "bundle", "browser", "redis"))
     run_module(session, "pytest", "-n", "auto", *session.posargs)
 
 
@@ -81,6 +81,12 @@ def bench(session: nox.Session) -> None:
 def bundle(session: nox.Session) -> None:
     """Pack what a GPU machine without network needs: nox -s bundle -- 0.7.2.post1."""
     verdict(session, "conformance", "bundle", *session.posargs, extras=("test", "bundle"))
+
+
+@nox.session(default=False)
+def gate(session: nox.Session) -> None:
+    """Say whether FlashInfer may be upgraded: nox -s gate -- 0.7.2.post1 0.7.4."""
+    verdict(session, "conformance", "gate", *session.posargs, extras=("test", "bundle"))
 
 
 @nox.session
