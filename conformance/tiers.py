@@ -65,9 +65,9 @@ def installed(
 ) -> Iterator[Tier]:
     """Give a tier on which the FlashInfer of this process runs its own Python code, on the CPU.
 
-    Below that code is the twin's module of the version `semantics`, or what `wrap` makes of it. Once in a process: see
-    `conformance.twin.pretended`. Raise ImportError where FlashInfer does not import. Without
-    `semantics` those of the package's sources, UnknownSemanticsError where they are unknown.
+    Below that code is the twin's module of the version `semantics`, or what `wrap` makes of it.
+    Once in a process: see `conformance.twin.pretended`. Raise ImportError where FlashInfer does not
+    import. Without `semantics` those of the package's sources, or UnknownSemanticsError.
     """
     log = AccessLog()
     chosen: list[str] = [semantics]

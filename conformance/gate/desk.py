@@ -24,8 +24,8 @@ class HeldBackError(Exception):
 class Desk:
     """What all native modules of a process report to.
 
-    calls: since `taken` was last called, in words. holds: native plans raise HeldBackError. instead:
-    answers in place of the native module.
+    calls: since `taken` was last called, in words. methods: that ran, by name. holds: native plans
+    raise HeldBackError. instead: answers in place of the native module.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from types import CodeType, FrameType, TracebackType
 _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _SUITE = f"{Path(__file__).parents[1]}/"
-_SUBJECTS = f"{_SUITE}subjects/"
+_SUBJECTS = (f"{_SUITE}subjects/", f"{_SUITE}tests/")
 
 
 class Owner:
@@ -27,8 +27,10 @@ class Owner:
         file = code.co_filename
         if file.startswith(_SUBJECTS):
             return True
-        if file.startswith((_SUITE, self.package, *_STDLIB)) or file.startswith("<frozen"):
+        if file.startswith((_SUITE, self.package, *_STDLIB)):
             return False
+        if file.startswith("<") and ">/" not in file:
+            return False  # frozen, or made from a string, as dataclasses do
         # Other installed packages stand between, unless one is what is judged.
         return not file.startswith(tuple(f"{site}/{name}/" for site in _SITE for name in _BETWEEN))
 

@@ -147,7 +147,12 @@ def _observe(
 
     def ran(name: str, plan: dict[str, Any] | None = None, **changes: Any) -> None:
         case = Setup(make, place=place)
-        said(f"run {name}", lambda: (case.plan(**(plan or {})), case.run(**changes)))
+
+        def work() -> None:
+            case.plan(**(plan or {}))
+            case.run(**changes)
+
+        said(f"run {name}", work)
 
     case = Setup(make, place=place)
     seen["int workspace before a plan"] = hasattr(case.wrapper, "_int_workspace_buffer")

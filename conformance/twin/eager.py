@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -296,10 +296,11 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device, name = self._device, getattr(func, "__name__", "")
+        if name == "__get__":
+            return func(*args, **kwargs)  # an attribute; a view lies where its tensor does
         if name == "copy_":
             return self._copy(func, args, kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        given = any(device.on_device(tensor) for tensor in tensors)
+        given = any(device.on_device(tensor) for tensor in _tensors((*args, *kwargs.values())))
         if given and (name in _READS or (name == "to" and _names_cpu(args, kwargs))):
             device.waits.add(f"{name} of a device tensor, {_caller()}")
             out = func(*args, **kwargs)
@@ -319,6 +320,14 @@ class _Watch(TorchFunctionMode):
         elif of and not to:
             self._device.waits.add(f"a copy to the host, {_caller()}")
         return func(*args, **kwargs)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
 
 
 def _names_cpu(args: Any, kwargs: Any) -> bool:
