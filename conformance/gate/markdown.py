@@ -66,7 +66,7 @@ def _result(result: GateResult, paragraph: str) -> list[str]:
     for tier in result.tiers:
         looked = [text for text in (telling.facts(tier), telling.again(tier)) if text]
         if looked:
-            lines.append(f"- {tier.tier}: {_text("; to see it: ".join(looked))}")
+            lines.append(f"- {tier.tier}: {_text('; to see it: '.join(looked))}")
     lines += [f"- {_text(telling.environment(result))}", ""]
     return lines
 
