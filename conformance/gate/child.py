@@ -95,7 +95,7 @@ class Session:
     def _probes(self) -> Any:
         from conformance.gate.frames import first_line
         from conformance.gate.probes import SMS, observe
-        from conformance.gate.seen import ProbeSeen
+        from conformance.gate.seen import BROKEN, ProbeSeen
         from conformance.twin.eager import Eager
         from conformance.twin.pretended import package
 
@@ -107,12 +107,16 @@ class Session:
             said[name] = first_line(problem), self.owner.of_traceback(problem.__traceback__)
 
         with self.desk.answering(self._recorder()), device.active():
-            seen = observe(
-                self.flashinfer.mla.BatchMLAPagedAttentionWrapper,
-                lambda wrapper: len(device.waits),
-                place=device.adopt,
-                problem_seen=problem_seen,
-            )
+            try:
+                seen = observe(
+                    self.flashinfer.mla.BatchMLAPagedAttentionWrapper,
+                    lambda wrapper: len(device.waits),
+                    place=device.adopt,
+                    problem_seen=problem_seen,
+                )
+            except Exception as problem:
+                where = self.owner.of_traceback(problem.__traceback__)
+                return {BROKEN: ProbeSeen(type(problem).__name__, first_line(problem), where)}
         return {name: ProbeSeen(outcome, *said.get(name, ())) for name, outcome in seen.items()}
 
     def _recorder(self) -> Any:

@@ -32,12 +32,12 @@ _TAIL = 4000
 class ChildError(Exception):
     """A child could not do what it was asked; the text says why, for a report.
 
-    missing: the Python package that it lacks. died: it is gone.
+    missing: the Python package that it lacks. ran: FlashInfer was imported before.
     """
 
-    def __init__(self, text: str, *, missing: str = "", died: bool = False) -> None:
+    def __init__(self, text: str, *, missing: str = "") -> None:
         super().__init__(text)
-        self.missing, self.died = missing, died
+        self.missing, self.ran = missing, False
 
 
 def environment(package: Package, scratch: Path) -> dict[str, str]:
@@ -122,17 +122,14 @@ class Child:
         except queue.Empty:
             end_group(self._process, signal.SIGABRT)
             raise ChildError(
-                f"the {self.name}'s process gave no answer within {self._timeout_s:g} s ({doing})",
-                died=True,
+                f"the {self.name}'s process gave no answer within {self._timeout_s:g} s ({doing})"
             ) from None
         if line is None:
-            raise ChildError(
-                f"the {self.name}'s process ended, {self._ending()}, while {doing}", died=True
-            )
+            raise ChildError(f"the {self.name}'s process ended, {self._ending()} ({doing})")
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise ChildError(f"the {self.name}'s process said {line[:80]!r}", died=True) from None
+            raise ChildError(f"the {self.name}'s process said {line[:80]!r}") from None
         if "failed" in answer:
             with self._errors.open("a") as errors:
                 errors.write(answer["traceback"])
@@ -194,11 +191,14 @@ class Pair:
         """Run the scenario in both at once; the baseline's uses are followed."""
 
         def one(child: Child) -> Answer:
+            ran = False
             try:
                 child.ready()
+                ran = True
                 uses = child is self._children[0]
                 return Answer(from_json(child.ask({"do": "look", "uses": uses})), None)
             except ChildError as problem:
+                problem.ran = ran
                 return Answer(None, problem)
 
         with ThreadPoolExecutor(2) as pool:

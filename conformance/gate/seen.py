@@ -55,6 +55,10 @@ class ProbeSeen:
     where: str = ""
 
 
+BROKEN = "plain calls"
+"""The one probe of a wrapper that refuses the calls which all the others begin with."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """All that one child has seen. version: as the package says. semantics: of the module below.

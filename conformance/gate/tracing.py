@@ -4,14 +4,12 @@ A profile function sees every Python call. One from outside of FlashInfer into i
 arguments were given is read from the call's expression in the caller's source.
 """
 
-import ast
 import builtins
 import importlib
 import inspect
-import linecache
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -20,17 +18,9 @@ from unittest import mock
 
 from conformance.gate.frames import Owner
 from conformance.gate.uses import Call, Uses
+from conformance.gate.written import given_by
 
 _ROOT = "flashinfer"
-
-
-@dataclass
-class _Given:
-    """How the arguments of one call were given."""
-
-    positional: int = 0
-    keywords: tuple[str, ...] = ()
-    told: bool = False
 
 
 @dataclass
@@ -79,7 +69,7 @@ class Trace:
             return
         code = _wrapped(frame)
         function = self.owner.name(code)
-        given = _given(caller)
+        given = given_by(caller)
         texts = self._calls.setdefault(
             (function, given.positional, given.keywords, given.told), set()
         )
@@ -187,55 +177,6 @@ def _wrapped(frame: FrameType) -> CodeType:
             inner: CodeType = inspect.unwrap(value).__code__
             return inner
     return code
-
-
-def _given(caller: FrameType) -> _Given:
-    """How the call that a frame is making was written; unpacked names are looked up in it."""
-    call = _expression(caller)
-    if call is None:
-        return _Given()
-    positional, keywords = 0, []
-    for value in call.args:
-        if not isinstance(value, ast.Starred):
-            positional += 1
-            continue
-        unpacked = _local(caller, value.value)
-        if not isinstance(unpacked, tuple | list):
-            return _Given()
-        positional += len(unpacked)
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            keywords.append(keyword.arg)
-            continue
-        unpacked = _local(caller, keyword.value)
-        if not isinstance(unpacked, Mapping):
-            return _Given()
-        keywords += [str(name) for name in unpacked]
-    return _Given(positional, tuple(keywords), told=True)
-
-
-def _local(frame: FrameType, value: ast.expr) -> Any:
-    return frame.f_locals.get(value.id) if isinstance(value, ast.Name) else None
-
-
-def _expression(frame: FrameType) -> ast.Call | None:
-    """The call expression that a frame is at."""
-    code = frame.f_code
-    positions = list(code.co_positions())[frame.f_lasti // 2]
-    line, end_line, column, end_column = positions
-    if None in positions or line is None or end_line is None:
-        return None
-    lines = linecache.getlines(code.co_filename, frame.f_globals)[line - 1 : end_line]
-    if not lines:
-        return None
-    encoded = [text.encode() for text in lines]
-    encoded[-1] = encoded[-1][:end_column]
-    encoded[0] = encoded[0][column:]
-    try:
-        tree = ast.parse(b"(" + b"".join(encoded) + b"\n)", mode="eval").body
-    except SyntaxError:
-        return None
-    return tree if isinstance(tree, ast.Call) else None
 
 
 @contextmanager

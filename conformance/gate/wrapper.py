@@ -15,7 +15,7 @@ from pathlib import Path
 from conformance.gate.model import Change, Figure, Finding, TierResult, Weight, not_run, ran
 from conformance.gate.package import Package
 from conformance.gate.pair import Answer, Pair, scratch_folder
-from conformance.gate.seen import ProbeSeen, Seen, StepSeen, Wait
+from conformance.gate.seen import BROKEN, ProbeSeen, Seen, StepSeen, Wait
 from conformance.gate.stopwatch import FIGURES
 from conformance.gate.uses import Uses
 
@@ -188,7 +188,12 @@ def _waits(name: str, before: Sequence[Wait], after: Sequence[Wait]) -> Finding:
 
 
 def _probes(baseline: Seen, candidate: Seen, *, on_path: bool) -> Iterator[Finding]:
-    alike = 0
+    alike, broken = 0, candidate.probes.get(BROKEN) or baseline.probes.get(BROKEN)
+    if broken is not None:
+        what = "The wrapper's probes could not be made, since a plain plan or run is refused."
+        weight = Weight.REVIEW if on_path else Weight.NOTE
+        yield _finding("probe", "all", False, weight, what, "", broken.said, broken.where)
+        return
     for name in sorted({*baseline.probes, *candidate.probes}):
         before = baseline.probes.get(name, ProbeSeen("absent"))
         after = candidate.probes.get(name, ProbeSeen("absent"))
