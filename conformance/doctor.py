@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance import driver, settings
-from conformance.bundle import toolkit
+from conformance.bundle import manifest, toolkit
 from conformance.bundle.errors import ToolMissing
+from conformance.core.request import ROOT
 from conformance.twin.semantics import BY_VERSION
 
 State = Literal["ok", "missing"]
@@ -51,6 +52,7 @@ def examine() -> list[Finding]:
         _torch(gpus),
         _package("triton", ("twin", "hopper"), "python -m pip install triton"),
         _flashinfer(),
+        *_bundle(),
         _planner_compiler(),
         _planner_headers(),
         _driver(gpus),
@@ -132,7 +134,7 @@ def _flashinfer() -> Finding:
     needed_for: tuple[Need, ...] = ("planner", "hopper")
     remedy = (
         f"python -m pip install flashinfer-python=={FLASHINFER} (with --no-deps where "
-        "there is no GPU), or put an unpacked bundle on PYTHONPATH"
+        "there is no GPU), or start a bundle, which brings it along"
     )
     version = _version("flashinfer-python")
     if version is None or importlib.util.find_spec("flashinfer") is None:
@@ -141,6 +143,18 @@ def _flashinfer() -> Finding:
         detail = f"{version}; the suite knows {', '.join(BY_VERSION)}"
         return Finding(name, "missing", detail, needed_for, remedy)
     return Finding(name, "ok", version, needed_for)
+
+
+def _bundle() -> list[Finding]:
+    """Which bundle this suite runs from, if it does."""
+    bundle = manifest.around(ROOT)
+    if bundle is None:
+        return []
+    detail = (
+        f"FlashInfer {bundle.flashinfer}, wheel {bundle.wheel[:12]}, suite "
+        f"{(bundle.suite['commit'] or 'unknown')[:12]}"
+    )
+    return [Finding("bundle", "ok", detail, ("hopper",))]
 
 
 def _planner_compiler() -> Finding:

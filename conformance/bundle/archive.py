@@ -73,9 +73,15 @@ def unpack_tar(
                 for item in members:
                     _check_name(called, item.name)
                     if not item.isfile():
-                        raise UnsafeArchive(f"{called}: {item.name!r} is no file; allowed: files")
+                        raise UnsafeArchive(
+                            f"{called}: found {item.name!r}, which is no file; allowed: files; to "
+                            "fix: do not use this archive"
+                        )
                 if len({item.name for item in members}) != len(members):
-                    raise UnsafeArchive(f"{called}: one name twice; allowed: each file once")
+                    raise UnsafeArchive(
+                        f"{called}: found one name twice; allowed: each file once; to fix: do not "
+                        "use this archive"
+                    )
                 for item in members:
                     source = tar.extractfile(item)
                     assert source is not None  # it is a regular file
@@ -83,7 +89,8 @@ def unpack_tar(
                         _write(dest / item.name, source)
     except (tarfile.TarError, EOFError, lzma.LZMAError) as error:
         raise UnsafeArchive(
-            f"{called}: not a whole .tar.xz ({error}); copy or build it again"
+            f"{called}: found not a whole .tar.xz ({error}); allowed: a whole one; to fix: copy or "
+            "build it again"
         ) from error
 
 
@@ -120,14 +127,17 @@ def _check_name(archive: str, name: str) -> None:
     inside = name and not path.is_absolute() and ".." not in path.parts
     if not inside or "\\" in name or "\0" in name or ":" in path.parts[0]:
         raise UnsafeArchive(
-            f"{archive}: entry {name!r} leads outside the folder; allowed: relative names without "
-            "'..'; do not use this file"
+            f"{archive}: found entry {name!r}, which leads outside the folder; allowed: relative "
+            "names without '..'; to fix: do not use this archive"
         )
 
 
 def _check_size(archive: str, size: int, most: int = MAX_BYTES) -> None:
     if size > most:
-        raise UnsafeArchive(f"{archive}: unpacks to {size} bytes or more; allowed: {most}")
+        raise UnsafeArchive(
+            f"{archive}: found {size} bytes or more in it; allowed: {most}; to fix: do not use "
+            "this archive"
+        )
 
 
 def _write(path: Path, source: IO[bytes]) -> None:

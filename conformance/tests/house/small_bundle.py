@@ -122,8 +122,8 @@ def stand_in(folder: Path, patch: pytest.MonkeyPatch, tag: str = TAG) -> Cache:
             files |= {"tvm_ffi/3rdparty/dlpack/include/dlpack.h": "// header"}
         if name == packages.NINJA:
             files |= {"ninja-1.0.data/scripts/ninja": "#!/bin/sh\necho carried ninja\n"}
-        if name == "pytest":
-            files[f"{stem}-1.0.dist-info/METADATA"] += "Requires-Dist: pluggy<2,>=77.5\n"
+        if name == "requests":
+            files[f"{stem}-1.0.dist-info/METADATA"] += "Requires-Dist: urllib3<3,>=0.5\n"
         keep_wheel(cache, name, "1.0", tag, f"{stem}-1.0-py3-none-any.whl", files)
     (folder / "stand-ins").mkdir()
     (folder / "stand-ins/torch.py").write_text(TORCH)
