@@ -54,8 +54,8 @@ def said(result: Result, *words: str) -> str:
 
 def test_a_rehearsal_from_a_bundle_is_read_here(made: Path, tmp_path: Path) -> None:
     there = Host(made, tmp_path)
-    done = there.run("gate", "--rehearse", "--only", "SMOKE", "--subject", "smla",
-                     "--subject", "examples.my_backend:MyBackend", "--out", "carried.tar.xz")  # fmt: skip
+    subjects = ("--subject", "smla", "--subject", "examples.my_backend:MyBackend")
+    done = there.run("gate", "--rehearse", "--only", "SMOKE", *subjects, "--out", "carried.tar.xz")
     assert done.returncode == 0, done.stdout + done.stderr
     results = read(there.cwd / "carried.tar.xz", tmp_path / "read")
     told = start.read_manifest(made)
