@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -22,15 +22,9 @@ def given_by(caller: FrameType) -> Given:
     call = _expression(caller)
     if call is None:
         return Given()
-    positional, keywords = 0, []
-    for value in call.args:
-        if not isinstance(value, ast.Starred):
-            positional += 1
-            continue
-        unpacked = _local(caller, value.value)
-        if not isinstance(unpacked, tuple | list):
-            return Given()
-        positional += len(unpacked)
+    positional, keywords = _count(caller, call.args), []
+    if positional is None:
+        return Given()
     for keyword in call.keywords:
         if keyword.arg is not None:
             keywords.append(keyword.arg)
@@ -40,6 +34,25 @@ def given_by(caller: FrameType) -> Given:
             return Given()
         keywords += [str(name) for name in unpacked]
     return Given(positional, tuple(keywords), told=True)
+
+
+def _count(frame: FrameType, values: Sequence[ast.expr]) -> int | None:
+    """How many values there are once what is starred is unpacked; None where that is not told."""
+    count = 0
+    for value in values:
+        if not isinstance(value, ast.Starred):
+            count += 1
+        elif isinstance(value.value, ast.Tuple | ast.List):
+            inner = _count(frame, value.value.elts)
+            if inner is None:
+                return None
+            count += inner
+        else:
+            unpacked = _local(frame, value.value)
+            if not isinstance(unpacked, tuple | list):
+                return None
+            count += len(unpacked)
+    return count
 
 
 def _local(frame: FrameType, value: ast.expr) -> Any:
