@@ -1,5 +1,6 @@
 """Names what each part of the suite finds on this machine and how to get what is missing."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -221,9 +222,14 @@ def _flashinfer_imports() -> Finding:
     name = "FlashInfer's imports"
     needed_for: tuple[Need, ...] = ("hopper", "bundle")
     absent = [module for module in _FLASHINFER_IMPORTS if importlib.util.find_spec(module) is None]
+    remedy = "python -m pip install -e '.[bundle]'"
     if absent:
-        remedy = "python -m pip install -e '.[bundle]'"
         return Finding(name, "missing", f"no {', '.join(absent)}", needed_for, remedy)
+    try:  # native code, which may be there and not load
+        importlib.import_module("tvm_ffi")
+    except Exception as problem:
+        found = f"tvm_ffi does not load: {problem}"
+        return Finding(name, "missing", found, needed_for, remedy)
     return Finding(name, "ok", f"tvm_ffi {_version('apache-tvm-ffi') or ''}", needed_for)
 
 

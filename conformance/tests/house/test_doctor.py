@@ -1,6 +1,7 @@
 """The doctor names what is missing, whom it stops, and the remedy."""
 
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,3 +114,14 @@ def test_no_ninja_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(toolkit, "ninja", lambda: None)
     with pytest.raises(ToolMissing, match="pip install ninja"):
         toolkit.find_toolkit()
+
+
+def test_a_native_package_that_does_not_load_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tvm_ffi.py").write_text("raise ImportError('libsomething.so: not found')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tvm_ffi", raising=False)
+    monkeypatch.setattr(doctor, "_FLASHINFER_IMPORTS", ("tvm_ffi",))
+    found = doctor._flashinfer_imports()
+    assert found.state == "missing" and "libsomething.so" in found.detail and found.remedy, found
