@@ -181,6 +181,13 @@ _ALL = (
         16,
         "A replay for more rows than were captured is flagged, and computes nothing.",
     ),
+    Requirement(
+        "SUITE-5",
+        "The gate of an upgrade objects to what differs, and to nothing else.",
+        30,
+        0,
+        "the gate weighs alike on every machine",
+    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}
