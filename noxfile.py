@@ -79,7 +79,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bundle(session: nox.Session) -> None:
-    """Pack what a GPU machine without network needs: nox -s bundle -- 0.7.2.post1."""
+    """Pack what a GPU machine without network needs: nox -s bundle -- 0.7.2.post1 0.7.4."""
     verdict(session, "conformance", "bundle", *session.posargs, extras=("test", "bundle"))
 
 

@@ -186,7 +186,8 @@ def run_command(
         replace(placed(whole, place), subject=factory, given=name, identity=identity)
         for name, factory, identity, place in zip(subjects, factories, who, places, strict=True)
     ]
-    console = Console(soft_wrap=True, highlight=False)
+    # Without emoji=False, rich makes a picture of the middle of module:factory: here.
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     for line in chosen.changed():
         console.print(f"setting: {line}", markup=False)
     claim_report(chosen.report)

@@ -4,6 +4,7 @@ import json
 import platform
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,9 +63,11 @@ def build(
         trim.copy_trimmed(package, stage / "flashinfer", built.sources)
         placed = _place_modules(built, stage, "flashinfer")
         _copy(ROOT / "conformance/bundle/shadow", stage / SHADOW, "flashinfer_*.py")
-        _check_found(stage, Path(scratch, "workspace"), placed)
         least = packages.least_versions(ROOT / "pyproject.toml", carried.values())
         along = packages.place(carried, stage, least)
+        here = f"cp{sys.version_info[0]}{sys.version_info[1]}" == python_tag
+        own = [stage / package.folder for package in along] if here else []
+        _check_found(stage, Path(scratch, "workspace"), placed, own)
         _copy_suite(stage / manifest.SUITE)
         _write_notice(stage, version, toolkit, [path.name for path in carried.values()])
         description = manifest.Manifest(
@@ -116,10 +119,16 @@ def _place_modules(built: modules.Built, stage: Path, package: str) -> list[dict
     return placed
 
 
-def _check_found(stage: Path, workspace: Path, placed: Sequence[dict[str, object]]) -> None:
-    """Import the trimmed tree in a child process and see that it finds every module prebuilt."""
+def _check_found(
+    stage: Path, workspace: Path, placed: Sequence[dict[str, object]], own: Sequence[Path]
+) -> None:
+    """Import the trimmed tree in a child process and see that it finds every module prebuilt.
+
+    own: folders of the carried packages, where they are for this Python: all of them are imported
+    from there then, in place of those that are installed here.
+    """
     env = modules.child_env(stage / "flashinfer", workspace)
-    env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{stage / SHADOW}"
+    env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], str(stage / SHADOW), *map(str, own)])
     env["FLASHINFER_DISABLE_JIT"] = "1"
     found = json.loads(modules.run_child("look-up", json.dumps(modules.VARIANTS), env=env))
     expected = [str(stage / str(module["library"])) for module in placed]

@@ -36,7 +36,7 @@ def bundle_command(versions: tuple[str, ...], out: Path, tag: str) -> None:
     Needs nvcc, ninja and a C++ compiler, no GPU; a first build takes some minutes. Fetches what the
     cache does not have.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     if environment.commit() is None:
         console.print("no checkout: the bundle will know no commit of the suite", markup=False)
     for version in dict.fromkeys(versions):

@@ -69,10 +69,9 @@ def environment(
 ) -> dict[str, str]:
     """The variables under which the bundle's suite and FlashInfer are found, and no others.
 
-    caller: the variables to begin with, this process's by default.
-
     A package that the host has in a version that will do is the host's own: it fits what else is
-    there. The user's PYTHONPATH comes last.
+    there. The user's PYTHONPATH comes last. jit: whether FlashInfer may build, None for no. caller:
+    the variables to begin with, this process's by default.
     """
     ours = {**(os.environ if caller is None else caller)}
     ours["PYTHONDONTWRITEBYTECODE"] = "1"  # an entry of the cache stays as it is
@@ -85,8 +84,11 @@ def environment(
     ours.setdefault("FLASHINFER_WORKSPACE_BASE", str(layout.workspace(folder)))
     ours.setdefault("FLASHINFER_CUDA_ARCH_LIST", told.architecture)
     ours.pop("FLASHINFER_DISABLE_JIT", None)
+    home = toolkit.cuda_home()
     if jit is None:
         ours["FLASHINFER_DISABLE_JIT"] = "1"
+    elif home is not None:  # the one that was found, wherever FlashInfer would look first
+        ours["CUDA_HOME"] = str(home)
     return ours
 
 

@@ -104,7 +104,7 @@ def host_command(
     factories = {subject: factory_of(subject) for subject in subjects}
     other = _other(against, here) if against is not None else None
     requirements = _matching(only)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     root = chosen.report
     claim_report(root)
     tier = "twin" if rehearse else "hopper"
@@ -146,7 +146,7 @@ def host_command(
         ),
         out,
     )
-    console.print(f"to carry back: {archive} ({archive.stat().st_size / 1e6:.2f} MB)", markup=False)
+    console.print(f"to carry back: {archive} ({archive.stat().st_size / 1e3:.0f} KB)", markup=False)
     sys.exit(worst(exits))
 
 
