@@ -74,7 +74,8 @@ class Tier:
     from a seed and the kernels' mode ("torch" or "interpret"); None where there is a real device.
     package: makes modules in place of FlashInfer's Python package, by name, for code that calls
     its wrapper; its argument is the device that does the work (`conformance.twin.eager`). None
-    where the installed FlashInfer runs.
+    where the installed FlashInfer runs. installed: `native` and `package` stand below the Python
+    code of the FlashInfer on the path, which a subject takes as on a GPU.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Tier:
     simulates: str = ""
     clock: Callable[[int | None, str], Any] | None = None
     package: Callable[[Any], dict[str, Any]] | None = None
+    installed: bool = False
 
 
 class Instance(Protocol):

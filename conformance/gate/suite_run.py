@@ -13,6 +13,7 @@ from conformance.gate.errors import GateError
 from conformance.gate.evidence import Evidence
 from conformance.gate.model import Side
 from conformance.isolation.group import end_group
+from conformance.listing import case_ids
 from conformance.report.sources import Source, read_sources
 
 _TAIL = 1500
@@ -38,8 +39,8 @@ def run_suite(
 ) -> Evidence:
     """Run the suite on a GPU and return its records; what it said stands beside them in a log.
 
-    environment: all of its variables, PYTHONPATH with the package among them. rehearse: the twin
-    tier, and no more than whether it is alive. Raises GateError where the suite itself failed, or
+    environment: all of its variables, PYTHONPATH with the package among them. rehearse: one
+    case on the twin tier. Raises GateError where the suite itself failed, or
     would have run on another FlashInfer.
     """
     if not rehearse:
@@ -48,7 +49,9 @@ def run_suite(
     command = [sys.executable, "-m", "conformance", "run", "--tier", tier]
     command += ["--subject", run.factory]
     command += ["--report", str(report.resolve())]
-    command += ["--requirement", ALIVE, "-n", "1"] if rehearse else []
+    if rehearse:
+        one = case_ids(("twin",), (ALIVE,))[0]
+        command += ["--case", one, "--kernels", "torch", "-n", "0"]
     report.parent.mkdir(parents=True, exist_ok=True)
     log = report.parent / f"{report.name}.log"
     with log.open("wb") as words:

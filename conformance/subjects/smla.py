@@ -27,6 +27,18 @@ class _Simulated:
         return self._make(self._enqueue)
 
 
+class _Pretended(InstalledFlashInfer):
+    """The FlashInfer of a process where it runs on a pretended device, whatever its version."""
+
+    def __init__(self, enqueue: Any = None) -> None:
+        super().__init__(trial=True)
+        self._enqueue = enqueue
+
+    def load(self, config: smla.SparseMLAConfig) -> Any:
+        module: Any = super().load(config)
+        return module if self._enqueue is None else module.queueing(self._enqueue)
+
+
 class _Wrapped:
     """A native source whose modules are wrapped by a test."""
 
@@ -154,11 +166,11 @@ class SmlaSubject:
     ) -> SmlaInstance:
         runtime: smla.Runtime
         source: NativeSource
-        if clock is not None and tier.native is not None:
-            runtime, source = clock, _Simulated(tier.native, clock.enqueue)
-        elif tier.native is not None:
-            runtime = smla.CpuRuntime(kernels="interpret" if interpret else "torch")
-            source = _Simulated(tier.native)
+        if tier.native is not None:
+            enqueue = None if clock is None else clock.enqueue
+            own = smla.CpuRuntime(kernels="interpret" if interpret else "torch")
+            runtime = own if clock is None else clock
+            source = _Pretended(enqueue) if tier.installed else _Simulated(tier.native, enqueue)
         else:
             runtime, source = smla.CudaRuntime(), InstalledFlashInfer()
         if wrap is not None:

@@ -60,6 +60,9 @@ class Sound:
         def load(out_dtype: torch.dtype) -> Any:
             if tier.native is None:
                 module = _installed(config, out_dtype)
+            elif tier.installed:
+                module = _installed(config, out_dtype)
+                module = module if clock is None else module.queueing(clock.enqueue)
             else:
                 module = tier.native() if clock is None else tier.native(clock.enqueue)
             return module if wrap is None else wrap(module)

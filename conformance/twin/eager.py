@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -36,9 +36,15 @@ from torch.utils._pytree import tree_leaves
 from conformance.twin.errors import CaptureError
 from conformance.twin.wrapping import PAGEABLE_BYTES
 
+_HERE = __file__.rpartition("/")[0] + "/"
 _CURRENT: list[Eager] = []
 _READS = frozenset(
-    ("item", "tolist", "cpu", "numpy", "__int__", "__float__", "__bool__", "__index__")
+    (
+        *("item", "tolist", "cpu", "numpy", "__int__", "__float__", "__bool__", "__index__"),
+        # Those whose result's value or shape the host needs.
+        *("equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive"),
+        *("masked_select", "bincount", "__contains__", "__array__"),
+    )
 )
 _ALLOCATIONS = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 
@@ -89,6 +95,8 @@ class Eager:
         self._recording: Recording | None = None
         self._memory: dict[int, torch.UntypedStorage] = {}  # kept, so that no address comes again
         self._made: dict[int, torch.UntypedStorage] = {}  # by operations of the call under way
+        self._pinned: dict[int, torch.UntypedStorage] = {}
+        self._disguises: list[Callable[[Eager], TorchFunctionMode]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Device memory that holds anything."""
@@ -108,6 +116,25 @@ class Eager:
         """Whether a tensor lies in device memory."""
         place = tensor.untyped_storage().data_ptr()
         return place in self._memory or place in self._made
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same host tensor, from now on pinned: copies from it wait for nothing."""
+        storage = tensor.untyped_storage()
+        self._pinned[storage.data_ptr()] = storage
+        return tensor
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in pinned host memory."""
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def disguise(self, mode: Callable[[Eager], TorchFunctionMode]) -> None:
+        """Add a mode for calls into code that launches by itself, above the watch."""
+        self._disguises.append(mode)
+
+    @staticmethod
+    def caller() -> str:
+        """Where outside of torch and the twin a call came from."""
+        return _caller()
 
     def read(self, src: torch.Tensor) -> torch.Tensor:
         """A host copy, for the suite: no wait is counted."""
@@ -141,12 +168,17 @@ class Eager:
         _CURRENT.append(self)
         recorder = nullcontext() if self._recording is None else _Recorder(self._recording)
         try:
-            with _Watch(self), recorder, mock.patch.object(*_CAPTURING, self.capturing):
+            with ExitStack() as stack:
+                stack.enter_context(_Watch(self))
+                stack.enter_context(recorder)
+                stack.enter_context(mock.patch.object(*_CAPTURING, self.capturing))
+                for mode in self._disguises:
+                    stack.enter_context(mode(self))
                 yield
         finally:
             _CURRENT.pop()
             if not _CURRENT:
-                self._made.clear()
+                self._forget()
 
     def launch(self, work: Callable[[], Any]) -> None:
         """Do a kernel's work, or record it."""
@@ -163,10 +195,23 @@ class Eager:
                 storage = tensor.untyped_storage()
                 self._made[storage.data_ptr()] = storage
 
+    def _forget(self) -> None:
+        """Let go of memory that nobody else holds."""
+        for kept in (self._made, self._pinned):
+            for place in [
+                p for p, storage in kept.items() if torch._C._storage_Use_Count(storage._cdata) == 1
+            ]:
+                del kept[place]
+
     @staticmethod
     def triton(triton: Any) -> Any:
         """Triton whose kernels launch on the device that is active; all else is Triton's."""
         return _Triton(triton)
+
+
+def current() -> Eager | None:
+    """The device that is active."""
+    return _CURRENT[-1] if _CURRENT else None
 
 
 class _Triton:
@@ -251,10 +296,11 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         device, name = self._device, getattr(func, "__name__", "")
+        if name == "__get__":
+            return func(*args, **kwargs)  # an attribute; a view lies where its tensor does
         if name == "copy_":
             return self._copy(func, args, kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        given = any(device.on_device(tensor) for tensor in tensors)
+        given = any(device.on_device(tensor) for tensor in _tensors((*args, *kwargs.values())))
         if given and (name in _READS or (name == "to" and _names_cpu(args, kwargs))):
             device.waits.add(f"{name} of a device tensor, {_caller()}")
             out = func(*args, **kwargs)
@@ -269,11 +315,19 @@ class _Watch(TorchFunctionMode):
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         dst, src = args[0], args[1]
         to, of = self._device.on_device(dst), self._device.on_device(src)
-        if to and not of:
+        if to and not of and not self._device.pinned(src):
             self._device.waits.uploaded(f"a tensor, {_caller()}", src.nbytes)
         elif of and not to:
             self._device.waits.add(f"a copy to the host, {_caller()}")
         return func(*args, **kwargs)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
 
 
 def _names_cpu(args: Any, kwargs: Any) -> bool:
@@ -286,7 +340,7 @@ def _caller() -> str:
     frame = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and "/torch/" not in file:
+        if not file.startswith(_HERE) and "/torch/" not in file:
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return "somewhere"

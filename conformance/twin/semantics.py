@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,8 +23,9 @@ from conformance.twin.errors import UnknownSemanticsError
 
 # Relative to the package's data folder: everything that decides what the kernel reads and computes,
 # and how `plan` hands its schedule over.
+_PLAN = "csrc/batch_mla_sm90_plan.cu"
 SOURCES = (
-    "csrc/batch_mla_sm90_plan.cu",
+    _PLAN,
     "csrc/batch_mla_sm90_run.cu",
     "include/flashinfer/attention/mla.cuh",
     "include/flashinfer/attention/mla_hopper.cuh",
@@ -109,3 +111,15 @@ def fingerprint(data: Path) -> str:
         digest.update(name.encode() + b"\0")
         digest.update(path.read_bytes() if path.is_file() else b"absent")
     return digest.hexdigest()
+
+
+def plan_copies(data: Path) -> bool:
+    """Whether `plan` of the sources under `data` returns plan-info alone, having queued the copy.
+
+    Read from the return type, which is a tuple where the caller is told how much to copy.
+    """
+    text = (data / _PLAN).read_text()
+    found = re.search(r"([^;{}]*?)\bBatchMLAPagedAttentionSM90Plan\s*\(", text)
+    if found is None:
+        raise UnknownSemanticsError(f"{data / _PLAN}: found no BatchMLAPagedAttentionSM90Plan")
+    return "Tuple" not in found[1]

@@ -315,8 +315,8 @@ def archives(tmp_path: Path) -> Archives:
 
 
 def gated(*files: Path, asked: hopper.Asked = ASKED) -> TierResult:
-    packages = [Package(s.asked, s.version, Path("/nowhere"), s.digest) for s in (OLD, NEW)]
-    return hopper.judge(asked, *packages, Path("/nowhere"), files)
+    old, new = (Package(s.asked, s.version, Path("/nowhere"), s.digest) for s in (OLD, NEW))
+    return hopper.judge(asked, old, new, Path("/nowhere"), files)
 
 
 def test_archives_of_both_packages_pass(archives: Archives) -> None:
@@ -393,10 +393,10 @@ def test_a_suite_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_goes_through_all_of_it_and_judges_nothing(tmp_path: Path) -> None:
-    packages = [Package(s.asked, s.version, tmp_path, s.digest) for s in (OLD, NEW)]
+    old, new = (Package(s.asked, s.version, tmp_path, s.digest) for s in (OLD, NEW))
     smla = "conformance.subjects.smla:SmlaSubject"
     asked = hopper.Asked("smla", smla, Identity("smla", "0.1.0"))
-    tier = hopper.judge(asked, *packages, tmp_path / "report", rehearse=True)
+    tier = hopper.judge(asked, old, new, tmp_path / "report", rehearse=True)
     assert tier.status is Status.NOT_RUN and "rehearsal" in tier.reason and tier.command
     keys = {finding.key: finding.weight for finding in tier.findings}
     assert keys == dict.fromkeys(

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.core import gpus
+from conformance.core.request import ROOT
 from conformance.gate import bare, measure, waiting
 from conformance.gate.alternate import SIDES, alternate, figure
 from conformance.gate.errors import ResultsError
@@ -305,7 +308,7 @@ def test_a_file_of_another_form_is_refused(run: Run, change: dict[str, Any]) -> 
         Measured.of_json([value], "x")
 
 
-def held(act: Callable[[Clock, torch.Tensor], None]) -> dict[str, Any]:
+def held(act: Callable[[Clock, torch.Tensor], object]) -> dict[str, Any]:
     clock = Clock()
     there = clock.zeros((4,), torch.int32)
     load: Any = SimpleNamespace(runtime=clock, waits=lambda: None)
@@ -314,7 +317,7 @@ def held(act: Callable[[Clock, torch.Tensor], None]) -> dict[str, Any]:
 
 def test_a_call_that_waits_is_told_from_one_that_queues() -> None:
     assert held(lambda clock, there: clock.fill(there, 1))["waits"] is False
-    assert held(lambda clock, there: torch.sum(clock.read(there)) and None)["waits"] is True
+    assert held(lambda clock, there: clock.read(there))["waits"] is True
     large = torch.zeros(1 << 16, dtype=torch.int32)
     assert held(lambda clock, _: clock.upload(clock.zeros((1 << 16,), torch.int32), large))["waits"]
 
@@ -430,6 +433,26 @@ def test_a_rehearsal_end_to_end_finds_what_one_side_does_alone(tmp_path: Path) -
     }
     refused = found["hopper/refused/3-rows-64-heads-fp8-8-reserved"]
     assert "construct refused: ValueError: FP8 is not served" in refused.after
+
+
+def test_on_a_gpu_a_package_is_measured_against_itself(tmp_path: Path) -> None:
+    if (9, 0) not in gpus.visible_capabilities():
+        pytest.skip("no GPU of compute capability 9.0 is visible")
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
+    folder = Path(import_module("flashinfer").__file__ or "").parents[1]
+    variable = os.environ.get(gpus.VARIABLE)
+    gpu = {gpus.VARIABLE: gpus.names(variable, gpus.visible_capabilities())[0]}
+    place = Place(Side("a", "a", "a"), {**os.environ, "PYTHONPATH": str(ROOT), **gpu}, folder)
+    shapes = tuple(s for s in measure.SHAPES if (s.rows, s.heads, s.max_tokens) == (8, 64, 1024))
+    smla = "conformance.subjects.smla:SmlaSubject"
+    places = dict.fromkeys(SIDES, place)
+    measured = measure.measure(smla, places, tmp_path, shapes=shapes, rounds=2)
+    assert {one.key: one.weight for one in measured.findings} == dict.fromkeys(
+        ("hopper/waits/replan", "hopper/waits/reuse", "hopper/waits/launch"), Weight.NOTE
+    )
+    kinds = [one.kind for one in measured.figures]
+    assert kinds == ["plan", "plan", "launch", "kernel"] * len(shapes)
+    assert all(one.baseline_us > 0 and one.candidate_us > 0 for one in measured.figures)
 
 
 def test_the_shapes_of_a_gpu_are_those_that_serve() -> None:

@@ -88,6 +88,7 @@ def test_a_bad_value_is_told_with_place_and_remedy(tmp_path: Path, key: str, val
 
 def test_variables_of_the_suite_s_own_tests_are_left_to_them(tmp_path: Path) -> None:
     assert load(environ={"SMLA_TEST_FAULTS": "{}"}, folder=tmp_path) == Settings()
+    assert load(environ={"SMLA_FLASHINFER_TRIAL": "1"}, folder=tmp_path) == Settings()
 
 
 def test_every_setting_has_bad_values_in_this_file() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.gate.probes import Recorder, Setup, observe
 from conformance.tests.twin import wrapper_cases
-from conformance.tests.twin.wrapper_cases import Recorder, Setup, observe
 from conformance.twin.access import AccessLog
 from conformance.twin.eager import Eager
-from conformance.twin.semantics import BY_VERSION
+from conformance.twin.semantics import BY_VERSION, plan_copies
 from conformance.twin.surface import NativeModule
 from conformance.twin.wrapper import package
 from conformance.twin.wrapping import BY_VERSION as WRAPPINGS
@@ -46,29 +46,28 @@ def trees() -> list[str]:
 
 
 @functools.cache
-def real(tree: str) -> tuple[str, dict[str, Any]]:
+def real(tree: str, scratch: str) -> tuple[str, dict[str, Any]]:
     """The version in a folder, and what its wrapper does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), tree))}
-    code = (
-        "import flashinfer, sys; sys.stdout.write(flashinfer.__version__ + chr(10));"
-        f"from {wrapper_cases.__name__} import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
+    copies = plan_copies(Path(tree) / "flashinfer" / "data")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), tree)),
+        "FLASHINFER_WORKSPACE_BASE": scratch,
+    }
+    command = [sys.executable, "-m", wrapper_cases.__name__, "alone" if copies else "size"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode and "ModuleNotFoundError" in done.stderr:
         pytest.skip(f"FlashInfer's package does not import: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.strip().splitlines()
-    version = next(line for line in lines if line[0].isdigit())
-    return version, json.loads(lines[-1])
+    version, seen = done.stdout.strip().splitlines()[-2:]
+    return version, json.loads(seen)
 
 
 @pytest.mark.parametrize("tree", [t for t in trees() if t] or [""], ids=lambda t: Path(t).name)
-def test_the_simulated_wrapper_does_what_flashinfers_does(tree: str) -> None:
+def test_the_simulated_wrapper_does_what_flashinfers_does(tree: str, tmp_path: Path) -> None:
     if not tree:
         pytest.skip(f"no FlashInfer is installed, and {TREES} names none")
-    version, expected = real(tree)
+    version, expected = real(tree, str(tmp_path))
     if version not in WRAPPINGS:
         pytest.skip(f"FlashInfer {version} is not simulated")
     got = observe(simulated(version), lambda wrapper: len(wrapper.waits))
