@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
 from conformance.bundle import fetch, manifest, modules, packages, pyz, trim
 from conformance.bundle.archive import files_below, sha256, unpack_wheel
-from conformance.bundle.errors import CompileError
+from conformance.bundle.errors import CompileError, VersionError
 from conformance.bundle.toolkit import Toolkit, find_toolkit
 from conformance.cache import Cache
 from conformance.core import environment
@@ -19,6 +21,7 @@ from conformance.core import environment
 ROOT = Path(__file__).parents[2]
 ROOMS = (*environment.ROOMS, "smla", "examples")
 SHADOW = "shadow"
+_NAME, _WHEEL = "flashinfer-python", ".whl"
 _NOTICE = """\
 This bundle holds smla and its conformance suite (Apache-2.0, see suite/LICENSE), a part of
 FlashInfer {version} (the files its SM90 MLA path needs, unchanged, with headers of NVIDIA CUTLASS
@@ -31,29 +34,50 @@ FlashInfer's license:
 """
 
 
+def _version(asked: str) -> str:
+    """The version that is asked for; VersionError where that is none and no wheel of FlashInfer."""
+    if not asked.endswith(_WHEEL):
+        return fetch.checked_version(asked)
+    try:
+        name, version, *_ = parse_wheel_filename(Path(asked).name)
+    except InvalidWheelFilename as problem:
+        raise VersionError(_wrong(asked, str(problem))) from problem
+    if name != _NAME or not Path(asked).is_file():
+        raise VersionError(_wrong(asked, f"no such file of {_NAME}"))
+    return str(version)
+
+
+def _wrong(asked: str, found: str) -> str:
+    return (
+        f"FlashInfer {asked}: found {found}; allowed: a version such as 0.7.2.post1, or the file "
+        f"of a wheel of {_NAME}, under the name that it was built with; to fix: correct it"
+    )
+
+
 def file_name(version: str) -> str:
     """The bundle's name."""
     return f"smla-{version}-sm90.pyz"
 
 
 def build(
-    version: str,
+    asked: str,
     out_dir: Path,
     python_tag: str = "cp312",
     *,
     cache: Cache | None = None,
     most: int = pyz.MOST_BYTES,
 ) -> Path:
-    """Build the bundle of one FlashInfer version and return its path.
+    """Build the bundle of one FlashInfer and return its path.
 
-    python_tag: CPython of the GPU host. cache: where wheels and compiled modules are kept; the one
-    of the settings when left out. most: bytes that it may have. Raises a BundleError when something
-    needed is absent or fails; an older bundle of that name is then untouched.
+    asked: a version in the index, or a wheel file. python_tag: CPython of the GPU host. cache:
+    where wheels and compiled modules are kept; the one of the settings when left out. most: bytes
+    that it may have. Raises a BundleError when something needed is absent or fails; an older bundle
+    of that name is then untouched.
     """
-    version, python_tag = fetch.checked_version(version), fetch.checked_python_tag(python_tag)
+    version, python_tag = _version(asked), fetch.checked_python_tag(python_tag)
     toolkit = find_toolkit()
     cache = cache if cache is not None else Cache.default()
-    wheel = fetch.wheel("flashinfer-python", version, cache)
+    wheel = Path(asked) if asked.endswith(_WHEEL) else fetch.wheel(_NAME, version, cache)
     carried = packages.wheels(cache, python_tag)
     with tempfile.TemporaryDirectory(prefix="smla-bundle-") as scratch:
         package = Path(scratch, "package").resolve()

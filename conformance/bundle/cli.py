@@ -33,8 +33,8 @@ class BundleFailed(click.ClickException):
 def bundle_command(versions: tuple[str, ...], out: Path, tag: str) -> None:
     """Pack all that a GPU host without network needs to judge FlashInfer VERSION, in one file each.
 
-    Needs nvcc, ninja and a C++ compiler, no GPU; a first build takes some minutes. Fetches what the
-    cache does not have.
+    VERSION may be a wheel file, too. Needs nvcc, ninja and a C++ compiler, no GPU; a first build
+    takes some minutes. Fetches what the cache does not have.
     """
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     if environment.commit() is None:

@@ -24,7 +24,8 @@ def checked_version(version: str) -> str:
         return str(Version(version))
     except InvalidVersion as error:
         raise VersionError(
-            f"FlashInfer version: found {version!r}; allowed: a version such as 0.7.2.post1"
+            f"FlashInfer version: found {version!r}; allowed: a version such as 0.7.2.post1, or a "
+            "wheel file; to fix: correct it"
         ) from error
 
 

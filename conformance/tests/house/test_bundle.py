@@ -158,6 +158,27 @@ def test_equal_inputs_give_equal_bytes(bundle: Path, cache: Cache, tmp_path: Pat
     assert archive.sha256(again) == archive.sha256(bundle)
 
 
+def test_a_wheel_file_gives_what_the_index_s_gives(
+    bundle: Path, cache: Cache, tmp_path: Path
+) -> None:
+    version = fetch.wheel("flashinfer-python", VERSION, cache)
+    wheel = tmp_path / "mine" / version.name
+    wheel.parent.mkdir()
+    wheel.write_bytes(version.read_bytes())
+    mine = build.build(str(wheel), tmp_path / "again", TAG, cache=cache)
+    assert mine.name == bundle.name
+    assert archive.sha256(mine) == archive.sha256(bundle)
+
+
+@pytest.mark.parametrize("name", ["mine.whl", "torch-2.8.0-py3-none-any.whl"])
+def test_a_file_that_is_no_wheel_of_flashinfer_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(VersionError, match="allowed"):
+        build.build(str(tmp_path / name), tmp_path / "out")
+    with pytest.raises(VersionError, match="no such file"):
+        build.build("flashinfer_python-0.7.4-py3-none-any.whl", tmp_path / "out")
+
+
 def test_one_that_is_too_large_is_not_made_and_its_parts_are_told(
     bundle: Path, cache: Cache, tmp_path: Path
 ) -> None:
