@@ -61,6 +61,7 @@ class _Child:
         self.load: Load | None = None
         self.calls: dict[str, Callable[[], object]] = {}
         self.graph: Any = None
+        self.known: dict[str, str] = {}  # calls that wait, and where
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Do what is asked; where the subject or the package raises, the answer is `refused`."""
@@ -127,8 +128,11 @@ class _Child:
         load, found = self._load(), {}
         for name, call in self.calls.items():
             _step("build", load.reuse)
-            look = partial(waited, load, call, self.folder, gpu=not self.rehearsal)
+            known = self.known.get(name)
+            look = partial(waited, load, call, self.folder, gpu=not self.rehearsal, known=known)
             found[name] = _step(name, look)
+            if found[name]["waits"]:
+                self.known[name] = str(found[name]["cause"])
         return {"waits": found}
 
     def time(self, question: Mapping[str, Any]) -> dict[str, Any]:

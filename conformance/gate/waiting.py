@@ -20,17 +20,22 @@ _SHORT = 150_000
 _LOOK_S = 0.02
 
 
-def waited(load: Load, call: Callable[[], object], folder: str, *, gpu: bool) -> dict[str, Any]:
+def waited(
+    load: Load, call: Callable[[], object], folder: str, *, gpu: bool, known: str | None = None
+) -> dict[str, Any]:
     """Return whether the host waits in a call, and where, as {"waits": bool or None, "cause": str}.
 
     folder: holds the package; a cause is told as `file: function` in it. gpu: whether a GPU can be
     held. A call that seemed to wait is made again behind a device that is held for seconds, so a
-    host that was merely slow is not blamed. None: nothing here can be held.
+    host that was merely slow is not blamed; known: where the same call was seen to wait at another
+    shape, which need not be seen twice. None: nothing here can be held.
     """
     load.runtime.synchronize()
     if gpu:
         if not _outlasts(load, call, BlockedGpu(_SHORT)):
             return {"waits": False, "cause": ""}
+        if known is not None:
+            return {"waits": True, "cause": known}
         with _Watch(folder) as watch:
             again = _outlasts(load, call, BlockedGpu())
         return {"waits": again, "cause": watch.place() if again else ""}

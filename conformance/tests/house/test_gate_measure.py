@@ -456,14 +456,13 @@ def test_on_a_gpu_a_package_is_measured_against_itself(tmp_path: Path) -> None:
 
 
 def test_the_shapes_of_a_gpu_are_those_that_serve() -> None:
-    assert {(s.rows, s.heads, s.fp8, s.max_tokens) for s in measure.SHAPES} == {
-        (rows, heads, fp8, reserved)
-        for rows in (8, 64, 256)
-        for heads in (64, 128)
-        for fp8 in (False, True)
-        for reserved in (1024, 16384)
-    }
-    assert len({shape.label for shape in measure.SHAPES}) == len(measure.SHAPES)
+    shapes = measure.SHAPES
+    assert {s.rows for s in shapes} == {8, 64, 256}
+    sides = [(s.heads, s.fp8, s.max_tokens) for s in shapes]
+    assert {pair[:2] for pair in sides} == {(h, f) for h in (64, 128) for f in (False, True)}
+    assert {pair[1:] for pair in sides} == {(f, m) for f in (False, True) for m in (1024, 16384)}
+    assert {pair[::2] for pair in sides} == {(h, m) for h in (64, 128) for m in (1024, 16384)}
+    assert len({shape.label for shape in shapes}) == len(shapes)
 
 
 def test_a_refusal_and_a_death_at_one_shape_are_one_finding() -> None:
