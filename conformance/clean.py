@@ -14,9 +14,9 @@ from conformance.cache import Cache
 REPORT_FILES = (
     *("records-*.jsonl", "records-*.closed", "*-twin.xml", "*-hopper.xml", "bench.json"),
     *("run-*.log", "measured-*.json"),
-    "report.html",
+    *("report.html", "gate.json", "gate.md", "gate.html"),
 )
-REPORT_FOLDERS = ("processes", "sanitize", "traces")
+REPORT_FOLDERS = ("processes", "sanitize", "traces", "twin", "hopper")
 
 
 def clean_report(folder: Path) -> list[tuple[Path, str]]:

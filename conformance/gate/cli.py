@@ -61,15 +61,19 @@ def gate_command(
     chosen = settings.load(given)
     console = Console(soft_wrap=True, highlight=False)
     cache = Cache.of(chosen)
-    named = []
-    for name in dict.fromkeys(subjects):
-        factory = factory_of(name)
-        named.append(Named(name, factory, own_identity(name) or identify(factory, name)))
+    # What costs least is looked at first.
+    tolerated = policies.read(policy) if policy is not None else policies.Policy()
+    factories = {name: factory_of(name) for name in subjects}
+    before, after = (resolve(asked, cache, trust=trust) for asked in (baseline, candidate))
+    named = [
+        Named(name, factory, own_identity(name) or identify(factory, name))
+        for name, factory in factories.items()
+    ]
     asked = Asked(
-        baseline=resolve(baseline, cache, trust=trust),
-        candidate=resolve(candidate, cache, trust=trust),
+        baseline=before,
+        candidate=after,
         subjects=tuple(named),
-        policy=policies.read(policy) if policy is not None else policies.Policy(),
+        policy=tolerated,
         results=results,
         tiers=frozenset(tiers or TIERS),
         whole_twin=whole_twin,

@@ -64,6 +64,8 @@ def gate(asked: Asked, tell: Tell) -> tuple[list[Judged], tuple[str, ...]]:
     carried = {
         named.given: _hoppers(asked, named, tell) for named in asked.subjects if asked.results
     }
+    for name in (store.JSON, store.MARKDOWN, store.PAGE):
+        (asked.report / name).unlink(missing_ok=True)  # no older verdict may pass for this one
     plans = _tier(asked, "planner", None, lambda: planner.judge(*_pair(asked), asked.cache), tell)
     today, environment = datetime.date.today(), describe()
     judged, applied = [], []
@@ -116,7 +118,7 @@ def _twin(asked: Asked, named: Named) -> TierResult:
 
 
 def _hoppers(asked: Asked, named: Named, tell: Tell) -> TierResult:
-    report = asked.report / _slug(named.given)
+    report = asked.report / "hopper" / _slug(named.given)
     return _tier(
         *(asked, "hopper", named),
         lambda: hopper.judge(named, *_pair(asked), report, asked.results),

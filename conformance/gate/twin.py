@@ -43,7 +43,7 @@ _AGAIN = "add a row to conformance/twin/semantics.py from its sources, then ask 
 
 
 def smoke() -> list[str]:
-    """The ids of the smoke subset: a case of each requirement, each from another part of its list."""
+    """The ids of the smoke subset: a case of each requirement, from another part of its list."""
     of_it = [id for id in REQUIREMENTS if id.partition("-")[0] in FAMILIES and id not in LONG]
     chosen = []
     for place, id in enumerate(of_it):
