@@ -118,5 +118,9 @@ def _uses(values: Mapping[str, Any]) -> Uses:
         for call in values["calls"]
     )
     return Uses(
-        calls, tuple(values["attributes"]), frozenset(values["reached"]), tuple(values["native"])
+        calls,
+        tuple(values["attributes"]),
+        frozenset(values["reached"]),
+        tuple(values["native"]),
+        tuple(values["optional"]),
     )

@@ -18,7 +18,7 @@ from unittest import mock
 
 from conformance.gate.frames import Owner
 from conformance.gate.uses import Call, Uses
-from conformance.gate.written import given_by
+from conformance.gate.written import falls_back, given_by
 
 _ROOT = "flashinfer"
 
@@ -30,6 +30,7 @@ class Trace:
     owner: Owner
     reached: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
+    optional: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     _calls: dict[tuple[str, int, tuple[str, ...], bool], set[str]] = field(default_factory=dict)
     _codes: dict[str, CodeType] = field(default_factory=dict)
@@ -44,7 +45,13 @@ class Trace:
             for (function, positional, keywords, told), texts in self._calls.items()
         ]
         calls.sort(key=lambda call: (call.function, call.positional, call.keywords))
-        return Uses(tuple(calls), tuple(sorted(self.attributes)), frozenset(self.reached), native)
+        return Uses(
+            tuple(calls),
+            tuple(sorted(self.attributes)),
+            frozenset(self.reached),
+            native,
+            tuple(sorted(self.optional - self.attributes)),
+        )
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
         """For sys.setprofile."""
@@ -96,9 +103,10 @@ class Trace:
 
         def get(instance: Any, attribute: str) -> Any:
             found = getting(instance, attribute)
-            if self._outside(sys._getframe(1)):
+            caller = sys._getframe(1)
+            if self._outside(caller):
                 if not callable(found) or attribute in getattr(instance, "__dict__", {}):
-                    self._attribute(kind, name, attribute)
+                    self._attribute(kind, name, attribute, optional=falls_back(caller))
                 self.spy(found)
             return found
 
@@ -124,10 +132,10 @@ class Trace:
                     setattr(kind, name, value)
         self._spied.clear()
 
-    def _attribute(self, kind: type, name: str, attribute: str) -> None:
+    def _attribute(self, kind: type, name: str, attribute: str, *, optional: bool = False) -> None:
         dunder = attribute.startswith("__") and attribute.endswith("__")
         if not dunder and not inspect.isroutine(getattr(kind, attribute, None)):
-            self.attributes.add(f"{name}.{attribute}")
+            (self.optional if optional else self.attributes).add(f"{name}.{attribute}")
 
     def _outside(self, frame: FrameType) -> bool:
         return self.owner.subject(frame.f_code)

@@ -27,14 +27,17 @@ class Call:
 @dataclass(frozen=True)
 class Uses:
     """All that a subject uses. attributes: of FlashInfer's objects that its code read or set, as
-    `FILE:CLASS.NAME`, methods that it called left out. reached: every function of the package that
-    ran meanwhile, as `FILE:QUALNAME`. native: the methods of the native module that ran.
+    `FILE:CLASS.NAME`, methods that it called left out. optional: such that it only asked for with
+    something else to take in their place (`hasattr`, `getattr` with a default). reached: every
+    function of the package that ran meanwhile, as `FILE:QUALNAME`. native: the methods of the
+    native module that ran.
     """
 
     calls: tuple[Call, ...] = ()
     attributes: tuple[str, ...] = ()
     reached: frozenset[str] = frozenset()
     native: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def wraps(self, name: str) -> bool:
         """Whether the subject calls a class or function of this name, or a method of it."""

@@ -36,6 +36,15 @@ def given_by(caller: FrameType) -> Given:
     return Given(positional, tuple(keywords), told=True)
 
 
+def falls_back(caller: FrameType) -> bool:
+    """Whether a frame asks for an attribute by `hasattr`, or by `getattr` with a default."""
+    call = _expression(caller)
+    if call is None or not isinstance(call.func, ast.Name):
+        return False
+    asked = (call.func.id, len(call.args))
+    return asked in (("hasattr", 2), ("getattr", 3))
+
+
 def _count(frame: FrameType, values: Sequence[ast.expr]) -> int | None:
     """How many values there are once what is starred is unpacked; None where that is not told."""
     count = 0

@@ -9,10 +9,15 @@ from conformance.gate.static.library import Definition, Found, Library
 from conformance.gate.static.names import Callee, Sides
 
 
-def judge(sides: Sides, attributes: Iterable[str], callees: Iterable[Callee]) -> list[Finding]:
-    """One finding per attribute, named `FILE:CLASS.NAME`."""
+def judge(
+    sides: Sides, attributes: Iterable[str], callees: Iterable[Callee], *, needed: bool = True
+) -> list[Finding]:
+    """One finding per attribute, named `FILE:CLASS.NAME`.
+
+    needed: whether the subject has nothing in their place; one that has is only to be read.
+    """
     homes = _homes(callees)
-    return [_one(sides, attribute, homes) for attribute in sorted(set(attributes))]
+    return [_one(sides, attribute, homes, needed) for attribute in sorted(set(attributes))]
 
 
 def assigned(library: Library, cls: Found) -> frozenset[str]:
@@ -42,7 +47,7 @@ def assigned(library: Library, cls: Found) -> frozenset[str]:
     return frozenset(names)
 
 
-def _one(sides: Sides, attribute: str, homes: dict[str, Found]) -> Finding:
+def _one(sides: Sides, attribute: str, homes: dict[str, Found], needed: bool) -> Finding:
     place, _, name = attribute.rpartition(".")
     class_name = place.partition(":")[2]
     before, after = sides.before.place(place), homes.get(place) or sides.after.place(place)
@@ -63,9 +68,10 @@ def _one(sides: Sides, attribute: str, homes: dict[str, Found]) -> Finding:
         )  # fmt: skip
     gone = "the class is gone" if after is None else "nothing in the class sets it any more"
     cause = after.cause if after is not None else place.replace(":", ": ")
+    uses = "uses" if needed else "asks for with something else in its place"
     return Finding(
-        key, Change.DELETED, Weight.OBJECTION,
-        f"{class_name} has lost the attribute {name}, which the subject uses: {gone}.",
+        key, Change.DELETED, Weight.OBJECTION if needed else Weight.REVIEW,
+        f"{class_name} has lost the attribute {name}, which the subject {uses}: {gone}.",
         attribute, "", cause,
     )  # fmt: skip
 

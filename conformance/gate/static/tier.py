@@ -5,7 +5,7 @@ from time import perf_counter
 
 from conformance.gate.model import Finding, TierResult, ran
 from conformance.gate.package import Package
-from conformance.gate.static import attributes, deprecations, layout, names, regions
+from conformance.gate.static import attributes, deprecations, exports, layout, names, regions
 from conformance.gate.static.library import Library
 from conformance.gate.static.native import Native
 from conformance.gate.uses import Uses
@@ -32,6 +32,8 @@ def judge(baseline: Package, candidate: Package, uses: Uses | None) -> TierResul
             found += names.judge(sides, callee)
             found += deprecations.judge(sides, callee, _FOLDER)
         found += attributes.judge(sides, uses.attributes, called)
+        found += attributes.judge(sides, uses.optional, called, needed=False)
+    found += exports.judge(before, after, uses)
     found += layout.judge(baseline, candidate)
     found += regions.judge(before, after, sides)
     if uses is not None:

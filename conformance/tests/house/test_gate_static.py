@@ -189,6 +189,57 @@ def test_an_edit_is_an_objection_that_names_it(
     assert says in one.what and one.cause.startswith("flashinfer"), one
 
 
+def test_a_lost_attribute_with_something_in_its_place_is_for_review(tmp_path: Path) -> None:
+    edit = ("flashinfer/mla/_core.py", "        self._info = ", "        self._plan_info = ")
+    asked = replace(USES, attributes=(), optional=(f"{PLACE}._info",))
+    key = f"static/name/{PLACE}._info"
+    (one,) = (f for f in judged(tmp_path, edit, uses=asked) if f.key == key)
+    assert (one.change, one.weight) == (Change.DELETED, Weight.REVIEW), one
+    assert "something else in its place" in one.what
+
+
+BINDING = """
+// run( is only named here
+void MlaPlan(TensorView a, int64_t heads);
+Array<int64_t> MlaPlan(TensorView a, int64_t heads) { return {}; }
+void MlaRun(TensorView q, Array<int64_t> plan_info, Optional<TensorView> lse, double scale) {
+  helper(q);
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, MlaPlan);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, MlaRun);
+"""
+BOUND = "flashinfer/data/csrc/batch_mla_sm90_run.cu"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("double scale", "double sm_scale /* only its name */", ""),
+        ("double scale)", "double scale, double kpe_scale)", "run"),
+        ("Optional<TensorView> lse", "TensorView lse", "run"),
+        ("Array<int64_t> plan_info, Optional<TensorView> lse",
+         "Optional<TensorView> lse, Array<int64_t> plan_info", "run"),
+        ("int64_t heads) {", "int32_t heads) {", "plan"),
+        ("(run, MlaRun)", "(launch, MlaRun)", "run"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("through", [True, False])
+def test_other_parameters_of_the_native_module_are_told(
+    tmp_path: Path, old: str, new: str, changed: str, through: bool
+) -> None:
+    direct = Uses(calls=() if through is False else USES.calls, native=("plan", "run"))
+    files = {**FILES, BOUND: BINDING.replace("void MlaPlan(TensorView a, int64_t heads);\n", "")}
+    before = package(tmp_path / "before", files=files)
+    after = package(tmp_path / "after", ((BOUND, old, new),), files=files)
+    found = {f.key: f for f in judge(before, after, direct).findings if "/native/" in f.key}
+    weight = Weight.REVIEW if through else Weight.OBJECTION
+    for method in ("plan", "run"):
+        one = found[f"static/native/{method}"]
+        expected = weight if method == changed else Weight.NOTE
+        assert one.weight is expected, one
+    assert ("static/native/launch" in found) == ("launch" in new)
+
+
 def test_a_default_that_the_subject_gives_is_no_objection(tmp_path: Path) -> None:
     given = replace(USES.calls[1], keywords=("heads", "scale"))
     edit = ("flashinfer/mla/_core.py", "scale=1.0", "scale=2.0")

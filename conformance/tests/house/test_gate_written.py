@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conformance.gate.written import Given, given_by
+from conformance.gate.written import Given, falls_back, given_by
 
 SEEN: list[Given] = []
 PAIR, NAMED, HELD = (1, 2), {"c": 3}, SimpleNamespace(pair=[1, 2])
@@ -78,3 +78,25 @@ def test_a_call_that_c_makes_is_not_taken_for_the_one_around_it() -> None:
     by_another()
     assert not any(given.told and given.positional == 1 and given.keywords for given in SEEN)
     assert len(SEEN) == 2
+
+
+class Asked:
+    """Notes whether whoever asks it for an attribute has something else to take."""
+
+    seen: list[bool]
+
+    def __getattribute__(self, name: str) -> Any:
+        object.__getattribute__(self, "seen").append(falls_back(sys._getframe(1)))
+        return 1
+
+
+def test_an_attribute_with_something_in_its_place_is_told_from_one_without() -> None:
+    asked = Asked()
+    seen: list[bool] = []
+    object.__setattr__(asked, "seen", seen)
+    getattr(asked, "one", None)
+    hasattr(asked, "one")
+    assert asked.one
+    getattr(asked, "one")  # noqa: B009
+    assert [getattr(asked, "one", 0), asked.two] == [1, 1]
+    assert seen == [True, True, False, False, True, False]
