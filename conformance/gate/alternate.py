@@ -46,4 +46,5 @@ def figure(name: str, kind: str, where: str, rounds: Sequence[Mapping[str, float
         ratio=statistics.median(ratios),
         spread=max(ratios) - min(ratios),
         rounds=len(ratios),
+        low=statistics.quantiles(ratios, n=4, method="inclusive")[0] if ratios[1:] else ratios[0],
     )

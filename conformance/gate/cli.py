@@ -61,6 +61,8 @@ def gate_command(
     chosen = settings.load(given)
     console = Console(soft_wrap=True, highlight=False)
     cache = Cache.of(chosen)
+    if results and tiers and "hopper" not in tiers:
+        raise click.UsageError("--results is evidence for the hopper tier, which --tier leaves out")
     # What costs least is looked at first.
     tolerated = policies.read(policy) if policy is not None else policies.Policy()
     factories = {name: factory_of(name) for name in subjects}

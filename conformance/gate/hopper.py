@@ -175,6 +175,9 @@ def weighed(
         facts["benchmarks left out"] = unused
     result = ran(TIER, tuple(findings), tuple(f for one in ours for f in one.figures), facts)
     open_ = gaps(case_ids((TIER,)), before, after)
+    if baseline.digest != candidate.digest:
+        open_ += [] if before else ["the baseline's suite was not run on a GPU"]
+        open_ += [] if result.figures else ["no benchmark has timed the two beside each other"]
     if open_:
         facts["not whole"] = open_
     if result.status is Status.PASS and open_:

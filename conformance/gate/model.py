@@ -72,9 +72,9 @@ class Figure:
     """A measured time of both packages, alternating in one run; medians in microseconds.
 
     name: of what, such as "host time of a plan, 64 rows, 1024 reserved". kind: what a policy
-    limits, of "plan", "kernel" and "launch". where: the processor or GPU. spread: largest less
-    smallest of the rounds' ratios. ratio: the median of the rounds' ratios, candidate over
-    baseline.
+    limits, of "plan", "kernel" and "launch". where: the processor or GPU. ratio: the median of the
+    rounds' ratios, candidate over baseline. spread: largest less smallest of them. low: their lower
+    quartile, which three rounds of four exceed.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Figure:
     ratio: float
     spread: float
     rounds: int
+    low: float
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def environment(package: Package, scratch: Path) -> dict[str, str]:
     # A subject of the caller's own is found where the caller finds it; installed packages are not
     # named, since they are found anyhow.
     theirs = [str(Path(entry or ".").resolve()) for entry in sys.path]
-    ours += [e for e in theirs if not e.startswith((sys.prefix, sys.base_prefix)) and e not in ours]
+    roots = (sys.prefix, sys.base_prefix)
+    inside = [e for e in theirs if any(Path(e).is_relative_to(root) for root in roots)]
+    ours += [entry for entry in theirs if entry not in inside and entry not in ours]
     return {
         **given,
         "HOME": str(home),
@@ -125,11 +127,14 @@ class Child:
                 f"the {self.name}'s process gave no answer within {self._timeout_s:g} s ({doing})"
             ) from None
         if line is None:
+            self._answers.put(None)  # whoever asks next need not wait to learn the same
             raise ChildError(f"the {self.name}'s process ended, {self._ending()} ({doing})")
         try:
-            answer: dict[str, Any] = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
-            raise ChildError(f"the {self.name}'s process said {line[:80]!r}") from None
+            answer = None
+        if not isinstance(answer, dict):
+            raise ChildError(f"the {self.name}'s process said {line[:80]!r}")
         if "failed" in answer:
             with self._errors.open("a") as errors:
                 errors.write(answer["traceback"])
@@ -158,6 +163,16 @@ class Answer:
 
     seen: Seen | None
     problem: ChildError | None
+
+
+@dataclass(frozen=True)
+class Untimed:
+    """A step that was not timed: why not on either side, empty where it was; and what was met."""
+
+    name: str
+    baseline: str
+    candidate: str
+    problem: str
 
 
 class Pair:
@@ -205,30 +220,38 @@ class Pair:
             baseline, candidate = pool.map(one, self._children)
         return baseline, candidate
 
-    def time(self, names: Sequence[str], *, rounds: int = 5, samples: int = 4) -> list[Figure]:
+    def time(
+        self, names: Sequence[str], *, rounds: int = 5, samples: int = 4
+    ) -> tuple[list[Figure], list[Untimed]]:
         """Alternate between both, the order reversed each round; ratios are of a round's medians.
 
-        A figure that one of them cannot give is left out.
+        Return the figures, and which could not be made and why.
         """
-        figures = []
+        figures, untimed = [], []
         for name in names:
-            with _no_figure():
+            try:
                 figures.append(self._timed(name, rounds, samples))
-        return figures
+            except ChildError as problem:
+                sides = {
+                    side: self._alone(child, name)
+                    for side, child in zip(SIDES, self._children, strict=True)
+                }
+                untimed.append(Untimed(name, sides["baseline"], sides["candidate"], str(problem)))
+        return figures, untimed
+
+    def _alone(self, child: Child, name: str) -> str:
+        """Why a child cannot time a step; empty where it can."""
+        try:
+            child.ask({"do": "time", "name": name, "samples": 1})
+        except ChildError as problem:
+            return str(problem)
+        return ""
 
     def _timed(self, name: str, rounds: int, samples: int) -> Figure:
         children = dict(zip(SIDES, self._children, strict=True))
         command = {"do": "time", "name": name, "samples": samples}
         medians = alternate(lambda side: statistics.median(children[side].ask(command)), rounds)
         return figure(name, "plan", "CPU, pretended device", medians)
-
-
-@contextmanager
-def _no_figure() -> Iterator[None]:
-    try:
-        yield
-    except ChildError:
-        return
 
 
 def scratch_folder() -> "tempfile.TemporaryDirectory[str]":

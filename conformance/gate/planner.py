@@ -72,6 +72,9 @@ def _judge(
         sides = [pool.submit(plans_of, library, asked) for library in (first, second)]
         twin = plans_of_twin(asked)
         before, after = (side.result() for side in sides)
+    if not any(plan.info for plan in before.values()):
+        died = next((plan.died for plan in before.values() if plan.died), "no process of it starts")
+        return not_run(TIER, f"the baseline's planner plans nothing here: {died}", _NEEDED)
     seen = _differences(asked, before, after)
     cause = changed(baseline.data, candidate.data) if seen else ""
     findings = [
@@ -158,7 +161,7 @@ def _left(
         Finding(
             key=f"{TIER}/unplanned",
             change=Change.CHANGED if len(after) < len(before) else Change.UNCHANGED,
-            weight=Weight.REVIEW,
+            weight=Weight.OBJECTION if len(after) < len(before) else Weight.REVIEW,
             what=f"{len(left)} of {len(asked)} inputs are without a plan: a planner died too often",
             before=f"{len(before)} planned",
             after=f"{len(after)} planned",
@@ -173,7 +176,11 @@ def _same(
     twin: Mapping[int, Plan],
 ) -> list[Finding]:
     """What did not change, and what the twin has otherwise although the packages agree."""
-    same = [i for i in range(len(asked)) if i in before and i in after and before[i].same(after[i])]
+    same = [
+        i
+        for i in range(len(asked))
+        if i in before and i in after and not before[i].died and before[i].same(after[i])
+    ]
     findings = []
     if same:
         findings.append(

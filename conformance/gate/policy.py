@@ -120,7 +120,9 @@ def apply(
             reasons = [t.reason for t in speak if not t.expired(today)]
             judged.append(replace(finding, tolerated=reasons[0] if reasons else finding.tolerated))
         settled = ran(tier.tier, tuple(judged), tier.figures, tier.facts)
-        results.append(replace(tier, findings=settled.findings, status=settled.status))
+        stays = tier.status is Status.FAIL and not any(f.weight is Weight.OBJECTION for f in judged)
+        status = Status.FAIL if stays else settled.status  # a tier may fail as a whole
+        results.append(replace(tier, findings=settled.findings, status=status))
     ran_here = {result.tier for result in tiers if result.status is not Status.NOT_RUN}
     open_ = {
         t
@@ -156,7 +158,7 @@ def _beyond(tier: TierResult, limits: Mapping[str, float]) -> Iterable[Finding]:
         limit = limits.get(figure.kind)
         if limit is None or figure.ratio <= limit:
             continue
-        sure = figure.ratio - limit > figure.spread
+        sure = figure.low > limit  # one odd round decides nothing
         yield Finding(
             key=f"{tier.tier}/figure/{figure.kind}/{_slug(figure.name)}",
             change=Change.CHANGED,
@@ -175,8 +177,8 @@ def _slower(figure: Figure, limit: float, sure: bool) -> str:
     if sure:
         return text
     return (
-        f"{text}, but the {figure.rounds} rounds lie {figure.spread:.2f} apart, so this machine "
-        "cannot say: measure again where nothing else runs"
+        f"{text}, but a quarter of the {figure.rounds} rounds or more stay within it, so this "
+        "machine cannot say: measure again where nothing else runs"
     )
 
 

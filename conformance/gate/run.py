@@ -1,6 +1,7 @@
 """Runs a gate: every tier for every subject, the policy on them, the verdict, the report."""
 
 import datetime
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from conformance.cache import Cache
 from conformance.core.environment import describe
 from conformance.gate import hopper, planner, policy, static, store, twin, verdict, wrapper
+from conformance.gate.errors import GateError
 from conformance.gate.markdown import markdown
 from conformance.gate.model import TIERS, GateResult, TierResult, not_run
 from conformance.gate.package import Package
@@ -41,10 +43,11 @@ class Asked:
     @property
     def again(self) -> str:
         """The command that runs this gate."""
-        subjects = [f"--subject {named.given}" for named in self.subjects]
-        trust = ["--trust"] if self.baseline.trusted or self.candidate.trusted else []
-        words = ["python -m conformance gate", self.baseline.asked, self.candidate.asked]
-        return " ".join([*words, *subjects, *trust])
+        words = ["python", "-m", "conformance", "gate", self.baseline.asked, self.candidate.asked]
+        words += [word for named in self.subjects for word in ("--subject", named.given)]
+        words += ["--trust"] if self.baseline.trusted or self.candidate.trusted else []
+        words += ["--whole-twin"] if self.whole_twin else []
+        return shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,10 @@ def gate(asked: Asked, tell: Tell) -> tuple[list[Judged], tuple[str, ...]]:
     tell: takes a line of progress. The report is written once all is judged. Raises GateError where
     what was given cannot be used; archives are looked at before anything else runs.
     """
+    store.clear(asked.report)  # no older verdict may pass for this one
     carried = {
         named.given: _hoppers(asked, named, tell) for named in asked.subjects if asked.results
     }
-    for name in (store.JSON, store.MARKDOWN, store.PAGE):
-        (asked.report / name).unlink(missing_ok=True)  # no older verdict may pass for this one
     plans = _tier(asked, "planner", None, lambda: planner.judge(*_pair(asked), asked.cache), tell)
     today, environment = datetime.date.today(), describe()
     judged, applied = [], []
@@ -98,11 +100,10 @@ def _tiers(
         return result
 
     # What the subject uses of the baseline is seen where it runs, and then read in the sources.
-    if {"static", "wrapper"} & asked.tiers:
-        found["wrapper"] = _timed(asked, "wrapper", named, wrapped, tell)
+    found["wrapper"] = _tier(asked, "wrapper", named, wrapped, tell)
+    if "static" in asked.tiers and "wrapper" not in asked.tiers:
+        uses = wrapper.uses_of(asked.baseline, named.factory)  # the candidate is only read then
     found["static"] = _tier(asked, "static", named, lambda: static.judge(*_pair(asked), uses), tell)
-    if "wrapper" not in asked.tiers:
-        found["wrapper"] = _unasked("wrapper", asked)
     found["twin"] = _tier(asked, "twin", named, lambda: _twin(asked, named), tell)
     found["hopper"] = carried.get(named.given) or _hoppers(asked, named, tell)
     return tuple(found[name] for name in TIERS)
@@ -119,11 +120,17 @@ def _twin(asked: Asked, named: Named) -> TierResult:
 
 def _hoppers(asked: Asked, named: Named, tell: Tell) -> TierResult:
     report = asked.report / "hopper" / _slug(named.given)
-    return _tier(
-        *(asked, "hopper", named),
-        lambda: hopper.judge(named, *_pair(asked), report, asked.results),
-        tell,
-    )
+
+    def judged() -> TierResult:
+        try:
+            return hopper.judge(named, *_pair(asked), report, asked.results)
+        except GateError as problem:
+            if asked.results:  # what was given is wrong
+                raise
+            # What the other tiers have found is not lost with the suite's own failure.
+            return not_run("hopper", str(problem), asked.again)
+
+    return _tier(asked, "hopper", named, judged, tell)
 
 
 def _tier(

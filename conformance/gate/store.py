@@ -48,6 +48,21 @@ def write_text(path: Path, text: str) -> None:
         ) from problem
 
 
+def clear(report: Path) -> None:
+    """Take an earlier verdict out of a report folder; StoreError where that is not writable."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+        for name in (JSON, MARKDOWN, PAGE):
+            (report / name).unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=report):
+            pass
+    except OSError as problem:
+        raise StoreError(
+            f"report folder {report}: found {problem.strerror}; allowed: a folder that can be "
+            "written; to fix: name another with --report"
+        ) from problem
+
+
 def dumps(results: Sequence[GateResult]) -> str:
     """The JSON text of results, one per subject."""
     value = {"schema": SCHEMA, "results": [result.as_json() for result in results]}

@@ -19,7 +19,7 @@ from conformance.core.record import Outcome, Record, RecordError, read_records
 from conformance.core.request import ROOT
 from conformance.core.verdict import Exit
 from conformance.gate.bare import environment
-from conformance.gate.cases import compare, unanswered
+from conformance.gate.cases import Seen, compare, seen, unanswered
 from conformance.gate.model import TierResult, not_run, ran
 from conformance.gate.package import Package
 from conformance.isolation.group import end_group
@@ -109,9 +109,11 @@ def _judge(
         was = None if before is not None else pool.submit(run, "baseline", baseline)
         after = now.result()
         first = _Ran(list(before or ())) if was is None else was.result()
-    for side, seen in (("baseline", first), ("candidate", after)):
-        if seen.problem:
-            return not_run(TIER, f"the suite on the {side}: {seen.problem}", _command(subject, []))
+    for side, end in (("baseline", first), ("candidate", after)):
+        if end.problem:
+            return not_run(TIER, f"the suite on the {side}: {end.problem}", _command(subject, []))
+    if not any(seen(record) is Seen.RIGHT for record in first.records):
+        return not_run(TIER, "no case is right on the baseline", _command(subject, cases[:1]))
     lost = unanswered(first.records, after.records, TIER)
     if lost:
         why = f"{len(lost)} cases that the baseline answered ran on the candidate without an answer"
@@ -132,13 +134,14 @@ def _run(package: Package, subject: str, report: Path, cases: Sequence[str]) -> 
     # The smoke subset runs in one process, since starting workers takes longer than they save, and
     # interprets no Triton kernel of the subject's: those are not what differs.
     short = ["-n", "0", "--kernels", "torch"] if cases else []
-    command = [sys.executable, *_options(subject, cases), *short, "--report", str(report)]
+    place = report.resolve()  # the child runs elsewhere
+    command = [sys.executable, *_options(subject, cases), *short, "--report", str(place)]
     limit = SMOKE_SECONDS if cases else WHOLE_SECONDS
     with log.open("wb") as words:
         child = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(package.folder, report.with_suffix(".home")),
+            env=environment(package.folder, place.with_suffix(".home")),
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=subprocess.STDOUT,

@@ -12,10 +12,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.gate.model import Change, Figure, Finding, TierResult, Weight, not_run, ran
+from conformance.gate.model import (
+    Change,
+    Figure,
+    Finding,
+    Status,
+    TierResult,
+    Weight,
+    not_run,
+    ran,
+)
 from conformance.gate.package import Package
-from conformance.gate.pair import Answer, Pair, scratch_folder
-from conformance.gate.seen import BROKEN, ProbeSeen, Seen, StepSeen, Wait
+from conformance.gate.pair import Answer, Child, ChildError, Pair, Untimed, scratch_folder
+from conformance.gate.seen import BROKEN, ProbeSeen, Seen, StepSeen, Wait, from_json
 from conformance.gate.stopwatch import FIGURES
 from conformance.gate.uses import Uses
 
@@ -53,11 +62,43 @@ def examine(
         pair = stack.enter_context(Pair(baseline, candidate, subject, folder, timeout_s=timeout_s))
         before, after = pair.look()
         figures: list[Figure] = []
+        untimed: list[Untimed] = []
         if before.seen is not None and after.seen is not None and rounds:
-            figures = pair.time(tuple(FIGURES), rounds=rounds, samples=samples)
+            figures, untimed = pair.time(tuple(FIGURES), rounds=rounds, samples=samples)
     result = _told(before, after, figures, command)
+    if result.status is not Status.NOT_RUN and untimed:
+        more = tuple(_untimed(one, command) for one in untimed)
+        result = ran(TIER, (*result.findings, *more), result.figures, result.facts)
     uses = None if before.seen is None else before.seen.uses
     return replace(result, seconds=round(time.monotonic() - start, 1)), uses
+
+
+def uses_of(baseline: Package, subject: str, *, timeout_s: float = 180.0) -> Uses | None:
+    """What a subject uses of the baseline, with no other package run; None where it cannot run."""
+    with scratch_folder() as folder:
+        child = Child("baseline", baseline, subject, Path(folder), timeout_s)
+        try:
+            child.ready()
+            return from_json(child.ask({"do": "look", "uses": True})).uses
+        except ChildError:
+            return None
+        finally:
+            child.close()
+
+
+def _untimed(one: Untimed, command: str) -> Finding:
+    """A step that could not be timed: an objection where the candidate alone is to blame."""
+    alone = bool(one.candidate) and not one.baseline
+    slug = one.name.replace(" ", "-").replace(",", "")
+    return Finding(
+        f"{TIER}/time/{slug}",
+        Change.CHANGED if alone else Change.UNCHANGED,
+        Weight.OBJECTION if alone else Weight.REVIEW,
+        f"'{one.name}' could not be timed{' on the candidate alone' if alone else ''}.",
+        one.baseline or ("timed" if alone else one.problem),
+        one.candidate or ("" if alone else one.problem),
+        evidence=command,
+    )
 
 
 def _told(before: Answer, after: Answer, figures: Sequence[Figure], command: str) -> TierResult:
@@ -76,6 +117,12 @@ def _told(before: Answer, after: Answer, figures: Sequence[Figure], command: str
         )  # fmt: skip
         return ran(TIER, (finding,))
     assert before.seen is not None and after.seen is not None
+    first = next((step for step in before.seen.steps if step.refused or step.right is False), None)
+    if first is not None and not any(step.right for step in before.seen.steps):
+        reason = (
+            f"the subject does not work on the baseline: {first.name}: {first.refused or 'wrong'}"
+        )
+        return not_run(TIER, reason, command)
     return judge(before.seen, after.seen, before.seen.uses or Uses(), figures, evidence=command)
 
 

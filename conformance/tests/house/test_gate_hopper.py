@@ -140,13 +140,13 @@ def test_what_is_wrong_on_both_does_not_hide_what_is_wrong_anew() -> None:
 @pytest.mark.parametrize(
     ("after", "weight", "status"),
     [
-        ({}, None, Status.PASS),
-        (FORETOLD, Weight.REVIEW, Status.PASS),
+        ({}, None, Status.NOT_RUN),
+        (FORETOLD, Weight.REVIEW, Status.NOT_RUN),
         (WRONG, Weight.OBJECTION, Status.FAIL),
         (HIDDEN, None, Status.NOT_RUN),
     ],
 )
-def test_without_the_baseline_the_suite_s_own_word_counts(
+def test_without_the_baseline_the_suite_s_own_word_can_only_refuse(
     after: Mapping[str, Any], weight: Weight | None, status: Status
 ) -> None:
     tier = judged(None, evidence(NEW, {of("NUM-1"): after}))
@@ -267,6 +267,17 @@ def test_a_benchmark_of_something_else_does_not_count(other: Measured) -> None:
     tier = judged(evidence(OLD), evidence(NEW), other)
     assert not tier.figures and heavy(tier) == {"hopper/not-measured": Weight.REVIEW}
     assert tier.facts["benchmarks left out"] == 1
+    assert tier.status is Status.NOT_RUN and "no benchmark" in tier.reason
+
+
+def test_a_benchmark_in_which_nothing_was_timed_is_none() -> None:
+    tier = judged(evidence(OLD), evidence(NEW), replace(measured(), figures=()))
+    assert tier.status is Status.NOT_RUN and "no benchmark" in tier.reason
+
+
+def test_a_package_beside_itself_needs_no_benchmark() -> None:
+    tier = hopper.weighed(ASKED, NEW, NEW, [evidence(NEW)], [])
+    assert tier.status is Status.PASS
 
 
 def some(side: Side) -> Evidence:

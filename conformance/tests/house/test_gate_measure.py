@@ -263,7 +263,13 @@ def test_alternation_needs_a_round() -> None:
 
 def test_one_round_has_no_spread() -> None:
     told = figure("x", "plan", "cpu", [{"baseline": 2.0, "candidate": 3.0}])
-    assert (told.ratio, told.spread) == (1.5, 0.0)
+    assert (told.ratio, told.spread, told.low) == (1.5, 0.0, 1.5)
+
+
+def test_one_odd_round_of_seven_does_not_move_the_quartile() -> None:
+    rounds = [{"baseline": 1.0, "candidate": ratio} for ratio in (2, 2, 0.1, 2, 2, 2, 9)]
+    told = figure("x", "kernel", "gpu", rounds)
+    assert (told.ratio, told.low, told.spread) == (2.0, 2.0, 8.9)
 
 
 def test_what_a_child_prints_is_no_answer(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from conformance.gate.model import (
 
 TODAY = datetime.date(2026, 3, 1)
 EXAMPLE = Path(__file__).parents[3] / "docs" / "gate-policy.toml"
-FIGURE = Figure("host time of a plan, 64 rows", "plan", "H200", 100.0, 150.0, 1.5, 0.1, 7)
+FIGURE = Figure("host time of a plan, 64 rows", "plan", "H200", 100.0, 150.0, 1.5, 0.1, 7, 1.45)
 
 
 def objection(key: str, weight: Weight = Weight.OBJECTION) -> Finding:
@@ -97,21 +97,21 @@ def test_a_limit_that_is_left_out_holds_as_without_a_policy(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "weight"),
+    ("ratio", "low", "weight"),
     [
-        (1.25, 0.0, None),
-        (1.24, 0.0, None),
-        (1.26, 0.0, Weight.OBJECTION),
-        (1.50, 0.24, Weight.OBJECTION),
-        (1.50, 0.25, Weight.REVIEW),
-        (1.50, 0.40, Weight.REVIEW),
-        (0.50, 0.0, None),
+        (1.25, 1.25, None),
+        (1.24, 1.10, None),
+        (1.26, 1.26, Weight.OBJECTION),
+        (1.50, 1.26, Weight.OBJECTION),
+        (1.50, 1.25, Weight.REVIEW),
+        (1.50, 0.90, Weight.REVIEW),
+        (0.50, 0.50, None),
     ],
 )
-def test_a_figure_counts_beyond_its_limit_by_more_than_its_spread(
-    ratio: float, spread: float, weight: Weight | None
+def test_a_figure_counts_where_three_rounds_of_four_lie_beyond_its_limit(
+    ratio: float, low: float, weight: Weight | None
 ) -> None:
-    figure = replace(FIGURE, ratio=ratio, spread=spread)
+    figure = replace(FIGURE, ratio=ratio, low=low, spread=9.0)
     (tier,) = policy.apply([ran("wrapper", (), (figure,))], policy.Policy(), "s", TODAY).tiers
     assert [finding.weight for finding in tier.findings] == ([weight] if weight else [])
     assert tier.status is (Status.FAIL if weight is Weight.OBJECTION else Status.PASS)
@@ -123,7 +123,7 @@ def test_a_figure_counts_beyond_its_limit_by_more_than_its_spread(
 
 
 def test_each_kind_has_its_own_limit(tmp_path: Path) -> None:
-    figures = tuple(replace(FIGURE, kind=k, ratio=1.2, spread=0.0) for k in policy.LIMITS)
+    figures = tuple(replace(FIGURE, kind=k, ratio=1.2, low=1.2) for k in policy.LIMITS)
     (tier,) = policy.apply([ran("hopper", (), figures)], policy.Policy(), "s", TODAY).tiers
     assert [f.key.split("/")[2] for f in tier.findings] == ["kernel"]
     wide = written(tmp_path, "[limits]\nkernel = 1.3")

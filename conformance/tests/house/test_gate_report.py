@@ -41,7 +41,7 @@ SAME = finding("static/layout/plan-info", Change.UNCHANGED, Weight.NOTE)
 READ_IT = finding("static/region/kernel", Change.CHANGED, Weight.REVIEW)
 GONE = finding("static/name/plan", Change.DELETED, Weight.OBJECTION, before=HOSTILE)
 NEW = finding("wrapper/probe/new", Change.ADDED, Weight.NOTE)
-FIGURE = Figure("a plan, 64 rows", "plan", "some CPU", 1500.0, 3000.0, 2.0, 0.25, 5)
+FIGURE = Figure("a plan, 64 rows", "plan", "some CPU", 1500.0, 3000.0, 2.0, 0.25, 5, 1.9)
 
 
 def result(

@@ -14,11 +14,11 @@ from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.lab import Lab
 from conformance.core.record import Outcome, Record
 from conformance.core.requirement import requirement
+from conformance.gate.alternate import figure
 from conformance.gate.cases import compare
 from conformance.gate.model import (
     TIERS,
     Change,
-    Figure,
     Finding,
     Side,
     Status,
@@ -48,7 +48,7 @@ def test_the_gate_objects_to_what_differs(lab: Lab) -> None:
         "records": records_are_compared_by_case,
         "verdict": the_verdict_follows_from_the_tiers,
         "policy": a_policy_tolerates_what_it_names,
-        "figures": a_figure_objects_beyond_its_spread,
+        "figures": a_figure_objects_where_rounds_agree,
         "plans": a_changed_word_of_a_plan_is_named,
         "sources": comments_are_no_change_and_tokens_are,
     }
@@ -144,16 +144,18 @@ def _lets(entry: Toleration, key: str) -> bool:
     return named and not over and entry.subject in ("*", "mine")
 
 
-def a_figure_objects_beyond_its_spread(lab: Lab, draw: Draw) -> None:
-    limit, ratio, spread = (draw.randint(low, high) / 16 for low, high in
-                            ((16, 32), (8, 64), (0, 32)))  # fmt: skip
+def a_figure_objects_where_rounds_agree(lab: Lab, draw: Draw) -> None:
+    limit = draw.randint(16, 32) / 16
     kind = draw.choice(["plan", "kernel", "launch"])
-    figure = Figure("a plan", kind, "here", 1.0, ratio, ratio, spread, 5)
+    ratios = sorted(draw.randint(8, 48) / 16 for _ in range(5))  # quartiles are rounds of their own
+    rounds = [{"baseline": 2.0, "candidate": 2.0 * ratio} for ratio in draw.shuffle(ratios)]
+    made = figure("a plan", kind, "here", rounds)
     limits = {"plan": 9.0, "kernel": 9.0, "launch": 9.0, kind: limit}
-    (tier,) = apply([ran("hopper", (), (figure,))], Policy(limits), "mine", TODAY).tiers
-    sure = ratio - limit > spread
-    lab.expect(any(f.objects for f in tier.findings), sure, f"{ratio} of {limit}, {spread} apart")
-    lab.expect(len(tier.findings), int(ratio > limit), "findings")
+    (tier,) = apply([ran("hopper", (), (made,))], Policy(limits), "mine", TODAY).tiers
+    lab.expect((made.low, made.ratio), (ratios[1], ratios[2]), f"quartile and median of {ratios}")
+    sure = ratios[1] > limit
+    lab.expect(any(f.objects for f in tier.findings), sure, f"{ratios} beside {limit}")
+    lab.expect(len(tier.findings), int(ratios[2] > limit), "findings")
 
 
 def a_changed_word_of_a_plan_is_named(lab: Lab, draw: Draw) -> None:
