@@ -225,3 +225,26 @@ def test_comments_and_the_order_of_files_are_no_change(
     assert (code, result["verdict"]) == (2, "INCOMPLETE")
     changed = [f for t in result["tiers"] for f in t["findings"] if f["change"] != "unchanged"]
     assert not changed, changed
+
+
+def test_the_static_tier_alone_runs_nothing_of_the_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMLA_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    package, trace = _installed(), tmp_path / "trace"
+    first = (package / "flashinfer/__init__.py").read_text().splitlines(keepends=True)[0]
+    spying = Edit(
+        "flashinfer/__init__.py", first, f"open({str(trace)!r}, 'w').close()\n{first}", "", "", ""
+    )
+    baseline = _wheel(tmp_path / "baseline", package, ())
+    candidate = _wheel(tmp_path / "spying", package, (spying,))
+    command = [sys.executable, "-m", "conformance", "gate", str(baseline), str(candidate)]
+    command += ["--subject", SUBJECT, "--tier", "static", "--report", "here/report"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
+    (result,) = json.loads((tmp_path / "here/report/gate.json").read_text())["results"]
+    tiers = {tier["tier"]: tier for tier in result["tiers"]}
+    assert tiers["static"]["status"] == "pass" and tiers["static"]["facts"]["functions called"]
+    assert tiers["wrapper"]["reason"] == "not asked for"
+    assert not trace.exists(), "code of the candidate was run"
