@@ -217,7 +217,11 @@ class Pair:
                 return Answer(None, problem)
 
         with ThreadPoolExecutor(2) as pool:
-            baseline, candidate = pool.map(one, self._children)
+            try:
+                baseline, candidate = pool.map(one, self._children)
+            except BaseException:  # an interrupt: their threads wait for answers
+                self._stack.close()
+                raise
         return baseline, candidate
 
     def time(

@@ -101,14 +101,22 @@ def _judge(
             )
     cases = [] if whole else smoke()
 
+    children: list[subprocess.Popen[bytes]] = []
+
     def run(name: str, package: Package) -> _Ran:
-        return _run(package, subject, report / name, cases)
+        return _run(package, subject, report / name, cases, children)
 
     with ThreadPoolExecutor(1 if whole else 2) as pool:
-        now = pool.submit(run, "candidate", candidate)
-        was = None if before is not None else pool.submit(run, "baseline", baseline)
-        after = now.result()
-        first = _Ran(list(before or ())) if was is None else was.result()
+        try:
+            now = pool.submit(run, "candidate", candidate)
+            was = None if before is not None else pool.submit(run, "baseline", baseline)
+            after = now.result()
+            first = _Ran(list(before or ())) if was is None else was.result()
+        except BaseException:  # an interrupt: their threads wait for them
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                end_group(child)
+            raise
     for side, end in (("baseline", first), ("candidate", after)):
         if end.problem:
             return not_run(TIER, f"the suite on the {side}: {end.problem}", _command(subject, []))
@@ -127,8 +135,17 @@ def _judge(
     return ran(TIER, findings, facts=facts)
 
 
-def _run(package: Package, subject: str, report: Path, cases: Sequence[str]) -> _Ran:
-    """Run the suite on one package; what it prints stands beside the records."""
+def _run(
+    package: Package,
+    subject: str,
+    report: Path,
+    cases: Sequence[str],
+    children: list[subprocess.Popen[bytes]],
+) -> _Ran:
+    """Run the suite on one package; what it prints stands beside the records.
+
+    children: takes the process, for who must end it early.
+    """
     report.mkdir(parents=True, exist_ok=True)
     log = report.with_suffix(".log")
     # The smoke subset runs in one process, since starting workers takes longer than they save, and
@@ -147,6 +164,7 @@ def _run(package: Package, subject: str, report: Path, cases: Sequence[str]) -> 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        children.append(child)
         try:
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
