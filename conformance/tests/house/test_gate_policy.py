@@ -112,14 +112,21 @@ def test_a_figure_counts_where_three_rounds_of_four_lie_beyond_its_limit(
     ratio: float, low: float, weight: Weight | None
 ) -> None:
     figure = replace(FIGURE, ratio=ratio, low=low, spread=9.0)
-    (tier,) = policy.apply([ran("wrapper", (), (figure,))], policy.Policy(), "s", TODAY).tiers
+    (tier,) = policy.apply([ran("hopper", (), (figure,))], policy.Policy(), "s", TODAY).tiers
     assert [finding.weight for finding in tier.findings] == ([weight] if weight else [])
     assert tier.status is (Status.FAIL if weight is Weight.OBJECTION else Status.PASS)
     if weight:
         (found,) = tier.findings
-        assert found.key == "wrapper/figure/plan/host-time-of-a-plan-64-rows"
+        assert found.key == "hopper/figure/plan/host-time-of-a-plan-64-rows"
         assert f"{ratio:.2f}" in found.what and "1.25" in found.what and "H200" in found.what
         assert (found.before, found.after) == ("100.0 us", "150.0 us")
+
+
+def test_a_pretended_device_s_times_are_told_and_stop_nothing() -> None:
+    figure = replace(FIGURE, ratio=9.0, low=9.0)
+    (tier,) = policy.apply([ran("wrapper", (), (figure,))], policy.Policy(), "s", TODAY).tiers
+    assert [finding.weight for finding in tier.findings] == [Weight.REVIEW]
+    assert tier.status is Status.PASS
 
 
 def test_each_kind_has_its_own_limit(tmp_path: Path) -> None:
