@@ -57,8 +57,8 @@ class Session:
         self.known = fingerprint(data) in BY_FINGERPRINT
         self.tier = stack.enter_context(installed(self.semantics, wrap=self.desk.wrap))
         self.flashinfer = importlib.import_module("flashinfer")
-        found = Path(str(self.flashinfer.__file__)).resolve()
-        if not found.is_relative_to(folder.resolve()):
+        found = Path(os.path.abspath(str(self.flashinfer.__file__)))  # a checkout may be links
+        if not any(found.is_relative_to(root) for root in (folder.absolute(), folder.resolve())):
             raise ImportError(f"flashinfer is {found.parent}, in place of the one in {folder}")
         self._load: Callable[[], Any] = lambda: load_subject(subject)
         self._subject: Any = None
