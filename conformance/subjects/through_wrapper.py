@@ -24,6 +24,7 @@ from conformance.core.case import Config
 from conformance.core.schedule import FIELDS
 from conformance.core.subject import HostBatch, Observation, Tier
 from conformance.subjects import torch_steps as steps
+from conformance.subjects.upstream import without_kernel
 from conformance.twin.eager import Eager
 
 CAPACITY = 16384
@@ -50,15 +51,8 @@ class ThroughWrapper:
     capabilities = frozenset({"bf16", "fp8", "capture"})
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
-        """Return what FlashInfer has no kernel for, and what this code does not do."""
-        wrong = []
-        if capability != (9, 0):
-            wrong.append(f"compute capability {capability}: the kernel is for 9.0")
-        if config.head_dim_ckv != 512 or config.head_dim_kpe not in (0, 64):
-            wrong.append("head dimensions: the kernel is for 512 and 0 or 64")
-        if config.kv_dtype_name not in ("", "bfloat16", "float8_e4m3fn"):
-            wrong.append(f"kv_dtype {config.kv_dtype_name}: the kernel is for bfloat16 and E4M3")
-        return wrong
+        """Return what FlashInfer has no kernel for."""
+        return without_kernel(config, capability)
 
     def construct(
         self,

@@ -19,6 +19,18 @@ _LOADERS = ("flashinfer.mla._batch_mla._backends._fa_common", "flashinfer.mla._c
 """Where get_batch_mla_module stands: FlashInfer 0.7, and 0.6.18."""
 
 
+def without_kernel(config: Config, capability: tuple[int, int]) -> list[str]:
+    """Return why FlashInfer has no kernel for `config` on a GPU of this compute capability."""
+    wrong = []
+    if capability != (9, 0):
+        wrong.append(f"compute capability {capability}: the kernel is for 9.0")
+    if config.head_dim_ckv != 512 or config.head_dim_kpe not in (0, 64):
+        wrong.append("head dimensions: the kernel is for 512 and 0 or 64")
+    if config.kv_dtype_name not in ("", "bfloat16", "float8_e4m3fn"):
+        wrong.append(f"kv_dtype {config.kv_dtype_name}: the kernel is for bfloat16 and E4M3")
+    return wrong
+
+
 class Sound:
     """The same code without a fault."""
 
@@ -32,14 +44,7 @@ class Sound:
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:
         """Nothing but what FlashInfer has no kernel for."""
-        wrong = []
-        if capability != (9, 0):
-            wrong.append(f"compute capability {capability}: the kernel is for 9.0")
-        if config.head_dim_ckv != 512 or config.head_dim_kpe not in (0, 64):
-            wrong.append("head dimensions: the kernel is for 512 and 0 or 64")
-        if config.kv_dtype_name not in ("", "bfloat16", "float8_e4m3fn"):
-            wrong.append(f"kv_dtype {config.kv_dtype_name}: the kernel is for bfloat16 and E4M3")
-        return wrong
+        return without_kernel(config, capability)
 
     def construct(
         self,
