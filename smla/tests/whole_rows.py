@@ -20,6 +20,11 @@ class WholeRows:
     `tamper` changes the plan-info that the planner returns; None leaves it alone.
     """
 
+    WRITES = tuple(
+        "q_indptr kv_indptr partial_indptr q_len kv_len q_start kv_start kv_end work_indptr".split()
+    )
+    """The arrays of a schedule that its plan writes, each as far as it is used."""
+
     def __init__(self, num_sms: int = NUM_SMS, *, copies: bool = False) -> None:
         self.num_sms, self.copies = num_sms, copies
         self.tamper: Any = None
@@ -39,17 +44,19 @@ class WholeRows:
         order = torch.tensor([*itertools.chain(*dealt)], dtype=torch.int64)
         ends = [0, *itertools.accumulate(map(len, dealt))]
         schedule = pinned.view(INT32)
-        for name, values in (
-            ("q_indptr", first_row + order),
-            ("kv_indptr", kv_indptr[order]),
-            ("partial_indptr", torch.full((rows,), -1)),
-            ("q_len", torch.ones(rows)),
-            ("kv_len", kv_len[order]),
-            ("q_start", torch.zeros(rows)),
-            ("kv_start", torch.zeros(rows)),
-            ("kv_end", kv_len[order]),
-            ("work_indptr", torch.tensor(ends)),
-        ):
+        zeros, lengths = torch.zeros(rows), kv_len[order]
+        written = (
+            first_row + order,
+            kv_indptr[order],
+            torch.full((rows,), -1),
+            torch.ones(rows),
+            lengths,
+            zeros,
+            zeros,
+            lengths,
+            torch.tensor(ends),
+        )
+        for name, values in zip(self.WRITES, written, strict=True):
             schedule[layout.at(name) :][: values.numel()] = values.to(INT32)
         info = layout.plan_info
         info = self.tamper(info) if self.tamper else info
