@@ -16,7 +16,7 @@ from conformance.clean import claim_report
 from conformance.core.catalogue import ALIVE
 from conformance.core.ledger import LedgerError
 from conformance.core.record import RecordError
-from conformance.core.request import known
+from conformance.core.request import INSTALLED, known
 from conformance.core.run import Exit, Request, SuiteError, identify, run
 from conformance.installed import stands_on_the_twin
 from conformance.lazy import LazyGroup
@@ -25,7 +25,6 @@ from conformance.report.terminal import last_line, show
 from conformance.settings import SETTINGS, SettingsError
 from conformance.several import folders, placed, run_each
 from conformance.subjects import ALLOWED, DEFAULT, factory_of, own_identity
-from conformance.tiers import INSTALLED
 from conformance.twin.semantics import BY_VERSION
 
 LEVELS = click.Choice(["debug", "info", "warning", "error"])

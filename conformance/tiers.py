@@ -19,9 +19,6 @@ NAMES = ("twin", "hopper")
 VERSIONS = tuple(BY_VERSION)
 """FlashInfer versions that the twin simulates."""
 
-INSTALLED = "installed"
-"""In place of such a version: the FlashInfer on the path, see `installed`."""
-
 
 def simulated(number: int, wanted: str) -> str:
     """Return the version that a twin case runs on: the wanted one, or for "auto" one in turn."""

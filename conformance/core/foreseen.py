@@ -11,6 +11,7 @@ from conformance.core.case import Case, parse
 from conformance.core.lab import interpreted
 from conformance.core.ledger import Deviation, Situation, match
 from conformance.core.record import Outcome, Record
+from conformance.core.request import INSTALLED
 
 
 class Foreseen:
@@ -25,9 +26,9 @@ class Foreseen:
         """Return the FlashInfer version below the subject: simulated, or installed."""
         if self._option.tier != "twin":
             return self._installed
+        if self._option.flashinfer == INSTALLED:
+            return self._installed or INSTALLED
         tiers = import_module("conformance.tiers")
-        if self._option.flashinfer == tiers.INSTALLED:
-            return self._installed or str(tiers.INSTALLED)
         return str(tiers.simulated(case.number, self._option.flashinfer))
 
     def known(self, case: Case) -> Deviation | None:
@@ -67,9 +68,7 @@ class Foreseen:
                 case,
                 subject=given,
                 tier=option.tier,
-                twin=twin_options(
-                    interpret, below if twin else "", option.flashinfer == "installed"
-                ),
+                twin=twin_options(interpret, below if twin else "", option.flashinfer == INSTALLED),
                 below=below,
             ),
             flashinfer=below,

@@ -15,6 +15,9 @@ JUDGES = (ROOT / "conformance" / "tests" / "requirements", ROOT / "fuzz" / "requ
 """The folders with the requirements' tests. pytest takes them by their place: nothing imports the
 second one's room.
 """
+INSTALLED = "installed"
+"""In place of a version that the twin simulates: the FlashInfer on the path."""
+
 LIMITS_S = {"twin": Settings.watchdog_twin, "hopper": Settings.watchdog_hopper}
 """Seconds that a test of each tier may take, by default."""
 

@@ -29,6 +29,7 @@ from conformance.core.foreseen import Foreseen
 from conformance.core.lab import CheckFailed, Lab
 from conformance.core.plugin import notes
 from conformance.core.record import Outcome, Record, RecordWriter, settled
+from conformance.core.request import INSTALLED
 from conformance.core.requirement import Judge
 from conformance.core.subject import Subject, Tier, Unobservable
 from conformance.core.watchdog import Watchdog
@@ -224,7 +225,7 @@ def _subject(pytestconfig: pytest.Config) -> Subject:
 def _installed(pytestconfig: pytest.Config) -> Iterator[Tier | None]:
     """The twin below the FlashInfer on the path, for all cases of this process, if asked for."""
     tiers, option = import_module("conformance.tiers"), pytestconfig.option
-    if (option.tier, option.flashinfer) != ("twin", tiers.INSTALLED):
+    if (option.tier, option.flashinfer) != ("twin", INSTALLED):
         yield None
         return
     with tiers.installed() as tier:

@@ -43,7 +43,8 @@ def run_copy(mutant: Mutant | None, lane: str, selection: Iterable[str], *, minu
     with tempfile.TemporaryDirectory(prefix="smla-mutant-") as folder:
         root, report = Path(folder) / "sources", Path(folder) / "report"
         for room in ROOMS:
-            ignored = shutil.ignore_patterns("__pycache__", ".*")
+            # Bytecode goes along: times are copied, so it stands for all files but an edited one.
+            ignored = shutil.ignore_patterns(".*", "*.pyc.*")
             shutil.copytree(_ROOT / room, root / room, ignore=ignored)
         if mutant is not None:
             mutant.apply(root)

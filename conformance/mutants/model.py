@@ -48,6 +48,8 @@ class Mutant:
         found = text.count(self.old)
         if found != 1:
             raise MutantError(f"{self.name}: its old text stands {found} times in {self.file}")
+        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            stale.unlink()  # it might pass for the edited file's, where size and second are alike
         path.write_text(text.replace(self.old, self.new))
 
 

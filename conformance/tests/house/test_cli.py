@@ -49,6 +49,12 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return stop.value.code
 
 
+def test_the_command_line_itself_loads_no_torch() -> None:
+    asked = "import sys, conformance.cli; print({'torch', 'triton', 'smla'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
+
+
 def test_settings_reach_the_run_and_are_told(
     home: Path,
     requests: list[Request],

@@ -50,6 +50,17 @@ def test_a_mutant_fits_the_sources_and_says_what_is_lost(mutant: Mutant) -> None
     assert len(mutant.why) > 30 and mutant.why.endswith("."), f"no sentence: {mutant.why!r}"
 
 
+def test_no_bytecode_of_an_edited_file_is_left(tmp_path: Path) -> None:
+    cache = tmp_path / "smla" / "__pycache__"
+    cache.mkdir(parents=True)
+    (tmp_path / "smla" / "lengths.py").write_text("ONE = 1\n")
+    for name in ("lengths.cpython-311.pyc", "lengths.cpython-313-pytest-9.pyc", "scale.pyc"):
+        (cache / name).write_bytes(b"")
+    Mutant("one", "smla/lengths.py", "= 1", "= 2", "LEN-1", "").apply(tmp_path)
+    assert [path.name for path in cache.iterdir()] == ["scale.pyc"]
+    assert (tmp_path / "smla" / "lengths.py").read_text() == "ONE = 2\n"
+
+
 def test_no_edit_counts_twice() -> None:
     edits = Counter((mutant.file, mutant.old, mutant.new) for mutant in MUTANTS)
     assert [edit for edit, count in edits.items() if count > 1] == []
