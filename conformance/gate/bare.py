@@ -1,18 +1,20 @@
-"""The environment of a child on a GPU host: what building and running a package takes, no more.
+"""The environments of children that run a package's code: what that takes, and no more.
 
-A package's code runs there. It finds no token, proxy or home folder of whoever asked, and each
-package has a folder of its own for what it builds: modules of two builds of one version must not
-meet.
+The code finds no token, proxy or home folder of whoever asked. On a GPU host each package has a
+folder of its own for what it builds: modules of two builds of one version must not meet.
 """
 
 import os
 import site
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from conformance.core.gpus import VARIABLE
 from conformance.core.request import ROOT
 from conformance.settings import TRIAL
+
+PLAIN = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SMLA_CACHE_ROOT")
+"""All that a child on the CPU sees of its parent's variables."""
 
 _KEPT = (
     *("PATH", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CC", "CXX", "MAX_JOBS", VARIABLE),
@@ -21,13 +23,28 @@ _KEPT = (
 _PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NVCC_", "TORCH_CUDA_")
 
 
+def plain(search: Iterable[str], home: Path) -> dict[str, str]:
+    """Return the variables of a child on the CPU.
+
+    search: folders on its path behind the suite's own. home: made here, for all that it writes.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    return {
+        **{name: os.environ[name] for name in PLAIN if name in os.environ},
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *search]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
 def environment(
     folder: Path,
     home: Path,
     caller: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return a child's variables.
+    """Return the variables of a child on a GPU host.
 
     folder: holds the package `flashinfer`; it comes before all that the caller's PYTHONPATH names,
     where a subject may be. home: made here, for what the package builds and caches,

@@ -7,20 +7,19 @@ first line out says whether FlashInfer could be imported; then each command gets
 import importlib
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
+from conformance.gate.talk import answering
+
 
 def main() -> None:
-    """Answer commands until `end` or the end of the input."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever prints must not stand between the answers
-    order = json.loads(sys.stdin.readline())
-    with ExitStack() as stack:
+    """Answer commands until the end of the input."""
+    with answering() as (questions, answers), ExitStack() as stack:
+        order = next(questions)
         try:
             session = Session(Path(order["folder"]), order["subject"], stack)
         except BaseException as problem:
@@ -31,10 +30,7 @@ def main() -> None:
             "look": session.look,
             "time": session.time,
         }
-        for line in sys.stdin:
-            command = json.loads(line)
-            if command["do"] == "end":
-                return
+        for command in questions:
             try:
                 _say(answers, {"value": commands[command["do"]](command)})
             except Exception as problem:
@@ -144,15 +140,11 @@ class Session:
 
 
 def _failure(problem: BaseException) -> dict[str, Any]:
-    """What went wrong: the exception, a missing package by name, and the traceback's end."""
+    """What went wrong: the exception, and a missing package by name; its traceback is printed."""
+    traceback.print_exception(problem)
     missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
-    text = "".join(traceback.format_exception(problem))[-4000:]
     first = (str(problem).strip().splitlines() or [""])[0]
-    return {
-        "failed": f"{type(problem).__name__}: {first}",
-        "missing": missing,
-        "traceback": text,
-    }
+    return {"failed": f"{type(problem).__name__}: {first}", "missing": missing}
 
 
 def _say(answers: IO[str], value: Any) -> None:

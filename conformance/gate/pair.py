@@ -1,63 +1,48 @@
 """Baseline and candidate side by side, each in a process of its own with a bare environment."""
 
-import json
-import os
-import queue
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.core.request import ROOT
 from conformance.gate.alternate import SIDES, alternate, figure
+from conformance.gate.bare import plain
 from conformance.gate.model import Figure
 from conformance.gate.package import Package
 from conformance.gate.seen import Seen, from_json
-from conformance.isolation.group import end_group
-
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SMLA_CACHE_ROOT")
-"""All that a child sees of its parent's environment."""
-
-_SUITE = Path(__file__).parents[2]
-_TAIL = 4000
+from conformance.gate.talk import ChildDied, Talk
 
 
 class ChildError(Exception):
     """A child could not do what it was asked; the text says why, for a report.
 
-    missing: the Python package that it lacks. ran: FlashInfer was imported before.
+    missing: the Python package that it lacks. blameless: as for `ChildDied`. ran: FlashInfer was
+    imported before.
     """
 
-    def __init__(self, text: str, *, missing: str = "") -> None:
+    def __init__(self, text: str, *, missing: str = "", blameless: bool = False) -> None:
         super().__init__(text)
-        self.missing, self.ran = missing, False
+        self.missing, self.blameless, self.ran = missing, blameless, False
 
 
 def environment(package: Package, scratch: Path) -> dict[str, str]:
     """A child's environment. scratch: a folder of its own, for its home and what it writes."""
     home = scratch / "home"
-    home.mkdir(parents=True, exist_ok=True)
-    given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    ours = [str(_SUITE), str(package.folder)]
     # A subject of the caller's own is found where the caller finds it; installed packages are not
     # named, since they are found anyhow.
     theirs = [str(Path(entry or ".").resolve()) for entry in sys.path]
     roots = (sys.prefix, sys.base_prefix)
     inside = [e for e in theirs if any(Path(e).is_relative_to(root) for root in roots)]
-    ours += [entry for entry in theirs if entry not in inside and entry not in ours]
+    ours = [str(package.folder)]
+    ours += [e for e in theirs if e not in inside and e not in (*ours, str(ROOT))]
     return {
-        **given,
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "PYTHONPATH": os.pathsep.join(ours),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        **plain(ours, home),
         "PYTHONHASHSEED": "0",
         "FLASHINFER_WORKSPACE_BASE": str(home),
         "TRITON_INTERPRET": "1",
@@ -73,88 +58,33 @@ class Child:
     ) -> None:
         self.name, self._timeout_s = name, timeout_s
         folder = scratch / name
-        self._errors = folder / "stderr.txt"
         folder.mkdir(parents=True, exist_ok=True)
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-s", "-m", "conformance.gate.child"],
-                env=environment(package, folder),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        self._answers: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        self._send({"folder": str(package.folder), "subject": subject})
+        command = (sys.executable, "-s", "-m", "conformance.gate.child")
+        self._talk = Talk(name, command, environment(package, folder), folder)
+        self._start = {
+            "do": "import FlashInfer", "folder": str(package.folder), "subject": subject,
+        }  # fmt: skip
 
     def ready(self) -> None:
         """Wait until FlashInfer is imported; raise ChildError where it cannot be."""
-        self._answer("importing FlashInfer")
+        self._ask(self._start)
 
     def ask(self, command: Mapping[str, Any]) -> Any:
         """The value that a command gives; raise ChildError where there is none."""
-        self._send(command)
-        return self._answer(str(command["do"]))["value"]
+        return self._ask(command)["value"]
 
     def close(self) -> None:
         """End it, and all that it started."""
-        end_group(self._process)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with _ignored():
-                    pipe.close()
+        self._talk.end()
 
-    def _send(self, value: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        with _ignored():  # one that is gone is told of where its answer is missing
-            self._process.stdin.write(json.dumps(value) + "\n")
-            self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._answers.put(line)
-        self._answers.put(None)
-
-    def _answer(self, doing: str) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            line = self._answers.get(timeout=self._timeout_s)
-        except queue.Empty:
-            end_group(self._process, signal.SIGABRT)
-            raise ChildError(
-                f"the {self.name}'s process gave no answer within {self._timeout_s:g} s ({doing})"
-            ) from None
-        if line is None:
-            self._answers.put(None)  # whoever asks next need not wait to learn the same
-            raise ChildError(f"the {self.name}'s process ended, {self._ending()} ({doing})")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ChildError(f"the {self.name}'s process said {line[:80]!r}")
+            answer = self._talk.ask(question, self._timeout_s)
+        except ChildDied as problem:
+            raise ChildError(str(problem), blameless=problem.blameless) from None
         if "failed" in answer:
-            with self._errors.open("a") as errors:
-                errors.write(answer["traceback"])
             raise ChildError(f"{self.name}: {answer['failed']}", missing=answer["missing"] or "")
         return answer
-
-    def _ending(self) -> str:
-        end_group(self._process)
-        code = self._process.returncode
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        last = self._errors.read_text(errors="replace")[-_TAIL:].strip().splitlines()
-        return f"{how} ({last[-1][:200]})" if last else how
-
-
-@contextmanager
-def _ignored() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError):
-        return
 
 
 @dataclass(frozen=True)
@@ -167,12 +97,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Untimed:
-    """A step that was not timed: why not on either side, empty where it was; and what was met."""
+    """A step that was not timed: why not on either side, empty where it was; and what was met.
+
+    blameless: the candidate was ended for what says nothing of it, as for `ChildDied`.
+    """
 
     name: str
     baseline: str
     candidate: str
     problem: str
+    blameless: bool = False
 
 
 class Pair:
@@ -236,20 +170,19 @@ class Pair:
             try:
                 figures.append(self._timed(name, rounds, samples))
             except ChildError as problem:
-                sides = {
-                    side: self._alone(child, name)
-                    for side, child in zip(SIDES, self._children, strict=True)
-                }
-                untimed.append(Untimed(name, sides["baseline"], sides["candidate"], str(problem)))
+                before, after = (self._alone(child, name) for child in self._children)
+                sides = str(before or ""), str(after or "")
+                blameless = after is not None and after.blameless
+                untimed.append(Untimed(name, *sides, str(problem), blameless))
         return figures, untimed
 
-    def _alone(self, child: Child, name: str) -> str:
-        """Why a child cannot time a step; empty where it can."""
+    def _alone(self, child: Child, name: str) -> ChildError | None:
+        """Why a child cannot time a step; None where it can."""
         try:
             child.ask({"do": "time", "name": name, "samples": 1})
         except ChildError as problem:
-            return str(problem)
-        return ""
+            return problem
+        return None
 
     def _timed(self, name: str, rounds: int, samples: int) -> Figure:
         children = dict(zip(SIDES, self._children, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from conformance.gate.bare import plain
 from conformance.gate.planner_child import Plan, erase, fresh, read_plans, written
 from conformance.gate.planner_inputs import Asked
 from conformance.isolation.group import end_group
@@ -24,9 +24,6 @@ SECONDS = 60.0
 
 DEATHS = 3
 """Processes that may die over an input before the rest is left alone."""
-
-_SUITE = Path(__file__).parents[2]
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "SYSTEMROOT")
 
 
 def plans_of(library: Path, asked: Sequence[Asked], seconds: float = SECONDS) -> dict[int, Plan]:
@@ -57,7 +54,7 @@ def _once(
     results.touch()
     child = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.planner_child", library, inputs, results],
-        env=_bare(),
+        env=plain((), folder / "home"),
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -81,12 +78,6 @@ def _once(
     # Between two inputs the one before is to blame: it left something behind.
     blamed = at if at is not None else max(plans, default=left[0])
     return {**plans, blamed: Plan(died=died)}
-
-
-def _bare() -> dict[str, str]:
-    """An environment without what the candidate's code could read of its user."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {**kept, "PYTHONPATH": str(_SUITE), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _how(code: int) -> str:

@@ -25,7 +25,15 @@ _GRACE_S = 5.0
 
 
 class ChildDied(GateError):
-    """A child ended or was ended instead of answering; the message says how, and its last words."""
+    """A child ended or was ended instead of answering; the message says how, and its last words.
+
+    blameless: for want of time, or killed from outside (as for want of memory): which says nothing
+    of the code that it ran.
+    """
+
+    def __init__(self, message: str, *, blameless: bool = False) -> None:
+        super().__init__(message)
+        self.blameless = blameless
 
 
 class Talk:
@@ -74,16 +82,19 @@ class Talk:
             end_group(self._process, signal.SIGABRT)
             raise ChildDied(
                 f"{self.name}: found no answer to {question.get('do')!r} within {timeout_s:g} s; "
-                f"it was ended. Its last words: {self.last_words()}"
+                f"it was ended. Its last words: {self.last_words()}",
+                blameless=True,
             ) from None
         if line is None:
+            self._lines.put(None)  # whoever asks next need not wait to learn the same
             with suppress(subprocess.TimeoutExpired):  # its traceback may still be on its way
                 self._process.wait(_GRACE_S)
             how = self._how()
             end_group(self._process)
             raise ChildDied(
                 f"{self.name}: its process ended at {question.get('do')!r} ({how}). Its "
-                f"last words: {self.last_words()}"
+                f"last words: {self.last_words()}",
+                blameless=how == signal.SIGKILL.name,
             )
         try:
             answer = json.loads(line)

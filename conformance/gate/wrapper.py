@@ -88,7 +88,7 @@ def uses_of(baseline: Package, subject: str, *, timeout_s: float = 180.0) -> Use
 
 def _untimed(one: Untimed, command: str) -> Finding:
     """A step that could not be timed: an objection where the candidate alone is to blame."""
-    alone = bool(one.candidate) and not one.baseline
+    alone = bool(one.candidate) and not one.baseline and not one.blameless
     slug = one.name.replace(" ", "-").replace(",", "")
     return Finding(
         f"{TIER}/time/{slug}",
@@ -110,6 +110,8 @@ def _told(before: Answer, after: Answer, figures: Sequence[Figure], command: str
         if after.problem.missing and not after.problem.missing.startswith("flashinfer"):
             missing = _MISSING.format(missing=after.problem.missing)
             return not_run(TIER, f"the candidate's code did not run: {missing}", command)
+        if after.problem.blameless:
+            return not_run(TIER, f"the candidate's code was not seen: {after.problem}", command)
         finding = Finding(
             f"{TIER}/step/import", Change.CHANGED, Weight.OBJECTION,
             "The candidate's Python code does not run where the baseline's does.",

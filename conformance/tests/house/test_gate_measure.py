@@ -288,6 +288,23 @@ def test_what_a_child_prints_is_no_answer(tmp_path: Path) -> None:
         assert "{}" in talk.last_words()
 
 
+@pytest.mark.parametrize(
+    ("ending", "blameless"),
+    [("SIGKILL", True), ("SIGSEGV", False), ("SIGABRT", False), ("", True)],
+)
+def test_who_is_to_blame_for_a_child_that_ends(
+    ending: str, blameless: bool, tmp_path: Path
+) -> None:
+    last = f"os.kill(os.getpid(), signal.{ending})" if ending else "time.sleep(3600)"
+    child = f"import os, signal, sys, time\nsys.stdin.readline()\n{last}"
+    with Talk("child", (sys.executable, "-c", child), os.environ, tmp_path) as talk:
+        with pytest.raises(ChildDied, match=ending) as died:
+            talk.ask({"do": "a"}, 120 if ending else 1)
+        assert died.value.blameless is blameless
+        with pytest.raises(ChildDied):  # and whoever asks again learns it at once
+            talk.ask({"do": "b"}, 120)
+
+
 def test_an_answer_that_is_none(tmp_path: Path) -> None:
     child = "import sys; sys.stdin.readline(); print('[1]', flush=True)"
     with (

@@ -12,10 +12,10 @@ import pytest
 
 from conformance.gate.model import Change, Finding, Status, Weight
 from conformance.gate.package import Package
-from conformance.gate.pair import Child, ChildError, Pair, environment
+from conformance.gate.pair import Answer, Child, ChildError, Pair, Untimed, environment
 from conformance.gate.seen import Seen, StepSeen, from_json
 from conformance.gate.uses import Uses
-from conformance.gate.wrapper import WRAPPER, examine, judge
+from conformance.gate.wrapper import WRAPPER, _told, _untimed, examine, judge
 
 SUBJECT = "conformance.tests.house.wrapping_subject:WrappingSubject"
 SECRET = "SMLA_TEST_SECRET_TOKEN"
@@ -225,7 +225,7 @@ def test_a_child_sees_nothing_of_its_parents_environment(
 def test_a_child_that_dies_is_told_of(tmp_path: Path) -> None:
     dead = made_up(tmp_path / "dead", "import os\nos._exit(7)")
     result, _ = examine(dead, dead, SUBJECT, command="again", scratch=tmp_path)
-    assert result.status is Status.NOT_RUN and "exit code 7" in result.reason
+    assert result.status is Status.NOT_RUN and "exit status 7" in result.reason
     assert result.command == "again"
 
 
@@ -233,7 +233,32 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     slow = made_up(tmp_path / "slow", "import time\ntime.sleep(3600)")
     with Pair(slow, slow, SUBJECT, tmp_path, timeout_s=1.0) as pair:
         for answer in pair.look():
-            assert answer.problem is not None and "no answer within 1 s" in str(answer.problem)
+            assert answer.problem is not None and answer.problem.blameless
+            assert "no answer to 'import FlashInfer' within 1 s" in str(answer.problem)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("SIGKILL", Status.NOT_RUN, "SIGKILL"),
+        ("SIGSEGV", Status.FAIL, "SIGSEGV"),
+        ("SIGABRT", Status.FAIL, "SIGABRT"),
+    ],
+)
+def test_a_candidate_that_was_killed_from_outside_is_not_blamed(
+    how: str, status: Status, said: str
+) -> None:
+    problem = ChildError(f"candidate: its process ended ({said})", blameless=how == "SIGKILL")
+    result = _told(Answer(Seen("0", "0", True, ()), None), Answer(None, problem), (), "again")
+    assert result.status is status and said in (result.reason or result.findings[0].after)
+
+
+@pytest.mark.parametrize("blameless", [True, False])
+def test_a_step_that_the_candidate_alone_cannot_time_objects_unless_it_was_killed(
+    blameless: bool,
+) -> None:
+    found = _untimed(Untimed("new bounds", "", "it ended", "it ended", blameless), "again")
+    assert found.objects is not blameless and found.after == "it ended"
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
