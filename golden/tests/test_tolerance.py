@@ -75,7 +75,7 @@ def test_one_group_three_percent_off_is_detected():
 def test_a_group_scale_rounded_to_bf16_cannot_be_told_apart():
     """Its error is the product's again, 2**-8, and drawn anew for each token. One token shows it
     whole: 2 * 2**-8 of the 3 * 2**-8 that are allowed. More tokens average it out."""
-    case = grouped([1] * 8, 512, scale_exp=-3)
+    case = grouped([1] * 32, 512, scale_exp=-3, context=64)
     scales = case.cache.group_scales
     assert scales is not None
     engine = replace(case)
