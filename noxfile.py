@@ -66,6 +66,12 @@ def fuzz_mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def golden(session: nox.Session) -> None:
+    """Check the golden set; exit code 0 holds, 1 differs, 3 broken: nox -s golden -- --case NAME."""
+    verdict(session, "golden", "check", *session.posargs, extras=("golden",))
+
+
+@nox.session(default=False)
 def sanitize(session: nox.Session) -> None:
     """Run some hopper cases under compute-sanitizer; 2 where it or a Hopper GPU is missing."""
     verdict(session, "conformance", "sanitize", *session.posargs)
