@@ -27,6 +27,12 @@ for zero."""
 
 
 @triton.jit
+def _float32(value):
+    """BF16 values as float32, exactly; the interpreter's own conversion loses subnormal ones."""
+    return (value.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _e4m3(value):
     """E4M3 codes (uint8) of float32 values."""
     bits = value.to(tl.int32, bitcast=True)
@@ -59,7 +65,7 @@ def _write_part(
     channel = tl.arange(0, BLOCK)
     inside = channel < DIM
     value = tl.load(values + token * units * UNIT + channel, mask=inside, other=0)
-    code = _e4m3(tl.div_rn(value.to(tl.float32), scale))
+    code = _e4m3(tl.div_rn(_float32(value), scale))
     tl.store(cache + row * ROW + FIRST + channel, code, mask=inside)
 
 
@@ -99,8 +105,7 @@ def _write_per_group_triton(
         group = tl.arange(0, GROUPS_BLOCK)
         channel = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         inside = channel < CKV
-        loaded = tl.load(ckv + token * ckv_units * UNIT + channel, mask=inside, other=0)
-        value = loaded.to(tl.float32)
+        value = _float32(tl.load(ckv + token * ckv_units * UNIT + channel, mask=inside, other=0))
         size = tl.abs(value)
         largest = tl.max(tl.where(size < float("inf"), size, 0.0), 1)
         of_group = tl.maximum(tl.div_rn(largest, 448.0), 1.1754943508222875e-38)
