@@ -7,8 +7,10 @@ Construct a `SparseMLABackend` for a `SparseMLAConfig`, take a `SparseMLABuilder
 from smla import errors
 from smla.backend import SparseMLABackend
 from smla.builder import SparseMLABuilder, SparseMLAMetadata, routes_prefill_to_mha
+from smla.cache_write import write_per_group, write_per_tensor
 from smla.config import SparseMLAConfig
 from smla.flags import Flag
+from smla.group_scales import new_group_scales
 from smla.layout import BatchLayout
 from smla.memory import MemoryEstimate, memory_estimate
 from smla.plan_state import PlanState, PlanStats
@@ -31,5 +33,8 @@ __all__ = [
     "SparseMLAMetadata",
     "errors",
     "memory_estimate",
+    "new_group_scales",
     "routes_prefill_to_mha",
+    "write_per_group",
+    "write_per_tensor",
 ]

@@ -1,12 +1,12 @@
 """The paged KV cache as the attention kernel addresses it: flat rows of 512 + kpe elements."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from smla import errors
-from smla.config import SparseMLAConfig
 
 _ALIGNMENT = 16
 """Bytes of one vector load of FlashInfer's kernel."""
@@ -27,7 +27,22 @@ class FlatCache:
     block_stride_rows: int
 
 
-def flatten(kv_cache: Tensor, config: SparseMLAConfig, device: torch.device) -> FlatCache:
+class Paging(Protocol):
+    """What a cache is expected to be; a `SparseMLAConfig` says it."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def head_dim_ckv(self) -> int: ...
+    @property
+    def kv_dtype(self) -> torch.dtype: ...
+    @property
+    def storage_dtype(self) -> torch.dtype: ...
+
+
+def flatten(kv_cache: Tensor, config: Paging, device: torch.device) -> FlatCache:
     """Return `kv_cache` [num_blocks, block_size, head_dim] as flat rows.
 
     Any block stride that is a whole number of rows is served. Raises errors.ShapeError,
