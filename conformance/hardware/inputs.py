@@ -41,6 +41,8 @@ def digests(world: World, inputs: StepInputs) -> dict[str, str]:
         "q_nope": inputs.q_nope,
         "q_pe": inputs.q_pe,
     }
+    if world.scales is not None:
+        named["group_scales"] = world.scales
     return {name: sha256(tensor) for name, tensor in named.items()}
 
 

@@ -19,21 +19,26 @@ import torch
 from torch import Tensor
 
 from conformance.core.bench import UNWRITTEN, WORST
-from conformance.core.schedule import FIELDS, ScheduleReader, Work
 from conformance.hardware.inputs import Drawn
-from conformance.hardware.recording import DTYPES, SceneRecord, kept_places
+from conformance.hardware.recording import SceneRecord, kept_places
+from conformance.hardware.rerun import (
+    Rerun,
+    engine_cache,
+    engine_roundings,
+    golden_of,
+    golden_of_pieces,
+    pieces_of,
+    place_in_words,
+)
 from conformance.hardware.scenes import Scene
 from conformance.hardware.schedule import Difference, valid_counts
 from conformance.twin.access import AccessLog
-from conformance.twin.errors import TwinDomainError, TwinFault
 from conformance.twin.semantics import Semantics
-from conformance.twin.surface import MASK_NONE, NativeModule
-from golden import Golden, PagedBytes, Roundings, attend, bound, compare
+from golden import Golden, Roundings, bound, compare
 
 _F32 = 2.0**-23
 _MMA_K = 16
 _LOG2E = math.log2(math.e)
-_HALF_BITS, _HALF_FLOOR = 11, 2.0**-25
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Judged:
 
 def judge(scene: Scene, drawn: Drawn, found: SceneRecord, semantics: Semantics) -> Judged:
     """Judge a scene whose integers are as expected (`conformance.hardware.schedule`)."""
-    twin = _Twin(drawn, found, semantics)
+    twin = Rerun(drawn, found, semantics)
     judged = Judged([])
     if twin.fault:
         judged.differences.append(Difference(scene.name, "clamped", twin.fault))
@@ -55,56 +60,6 @@ def judge(scene: Scene, drawn: Drawn, found: SceneRecord, semantics: Semantics) 
     _partials(scene, drawn, found, twin, judged)
     _outputs(scene, drawn, found, twin, judged)
     return judged
-
-
-class _Twin:
-    """The twin's run of a recorded schedule. fault: why it did not run, if it did not."""
-
-    def __init__(self, drawn: Drawn, found: SceneRecord, semantics: Semantics) -> None:
-        call, world, inputs = found.call, drawn.world, drawn.inputs
-        self.dtype, self.log, self.fault = DTYPES[call.out], AccessLog(), ""
-        rows, heads, ckv = inputs.q_nope.shape
-        self.workspace = rebuilt(found)
-        self.schedule = ScheduleReader(found.plan_info, self.workspace, call.num_sms)
-        self.floats = torch.zeros(call.float_bytes, dtype=torch.uint8)
-        bits = torch.full((rows, heads, ckv), UNWRITTEN, dtype=torch.int16)
-        self.out = bits.view(self.dtype)
-        kind = torch.float8_e4m3fn if world.config.fp8 else torch.bfloat16
-        cache = world.raw.view(kind).view(-1, 1, ckv + inputs.q_pe.shape[2])
-        module = NativeModule(semantics, call.num_sms, self.log)
-        try:
-            module.run(
-                self.floats, self.workspace, found.plan_info, inputs.q_nope, inputs.q_pe,
-                cache[..., :ckv], cache[..., ckv:], found.tensors["kv_indices"], self.out, None,
-                MASK_NONE, heads, 1, call.sm_scale, False, call.ckv_scale, call.kpe_scale, None,
-            )  # fmt: skip
-        except (TwinDomainError, TwinFault) as problem:
-            self.fault = f"the twin does not run it: {problem}"
-
-    def partials(self, outs: Sequence[int], lses: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return partial outputs and LSEs at packed rows of the float workspace."""
-        info, dim = self.schedule.info, self.out.shape[2]
-        o_at, lse_at = info["partial_o"], info["partial_lse"]
-        partial_o = self.floats[o_at:lse_at]
-        whole = partial_o[: len(partial_o) // (2 * dim) * 2 * dim].view(self.dtype).view(-1, dim)
-        lse = self.floats[lse_at:][: 4 * len(whole)].view(torch.float32)
-        return whole[[*outs]], lse[[*lses]]
-
-
-def rebuilt(found: SceneRecord) -> Tensor:
-    """Return an int workspace that holds a record's clamped arrays where its plan-info says."""
-    arrays = {
-        name.removeprefix("clamped."): tensor
-        for name, tensor in found.tensors.items()
-        if name.startswith("clamped.")
-    }
-    info = dict(zip(FIELDS, found.plan_info, strict=True))
-    last = max(info[name] // 4 + tensor.numel() for name, tensor in arrays.items())
-    words = torch.zeros(last, dtype=torch.int32)
-    for name, tensor in arrays.items():
-        start = info[name] // 4
-        words[start : start + tensor.numel()] = tensor
-    return words.view(torch.uint8)
 
 
 def lse_bound(golden: Golden) -> Tensor:
@@ -120,8 +75,11 @@ def lse_bound(golden: Golden) -> Tensor:
 
 
 def _touched(scene: Scene, log: AccessLog) -> list[Difference]:
-    """The twin must read each row's valid entries, and nothing behind them."""
+    """The twin must read each row's valid entries to the last, and nothing behind them."""
     valid, reach = valid_counts(scene), log.reach()
+    for touch in log.behind(valid)[:1]:
+        text = f"row {touch.row}: the twin reads position {touch.position}, behind its valid ones"
+        return [Difference(scene.name, "touched", text)]
     for row, count in enumerate(valid):
         if reach.get(row, 0) != count:
             text = f"row {row}: the twin reads up to {reach.get(row, 0)}, expected {count}"
@@ -129,7 +87,7 @@ def _touched(scene: Scene, log: AccessLog) -> list[Difference]:
     return []
 
 
-def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judged: Judged) -> None:
+def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: Rerun, judged: Judged) -> None:
     outs, lses = kept_places(twin.schedule, found.call.num_heads)
     got_o, got_lse = found.tensors["partial_o"], found.tensors["partial_lse"]
     if _misshapen(scene, "partial_o", got_o, (len(outs), found.call.head_dim), twin.dtype, judged):
@@ -139,13 +97,13 @@ def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judge
     if not outs:
         return
     twin_o, twin_lse = twin.partials(outs, lses)
-    pieces = _pieces(twin.schedule, found.call.num_heads)
-    golden, at, heads = _of_places(drawn, found, pieces, outs)
+    pieces = pieces_of(twin.schedule, found.call.num_heads)
+    golden, at, heads = golden_of_pieces(drawn, found, pieces, outs)
     exact = pick(golden, at, heads)
-    names = [_place(p, pieces[p]) for p in outs]
-    roundings = _engine_roundings(drawn, found)
+    names = [place_in_words(p, pieces[p]) for p in outs]
+    roundings = engine_roundings(drawn, found)
     _near(scene, "partial_o", got_o, twin_o, exact, roundings, names, judged)
-    golden, at, heads = _of_places(drawn, found, pieces, lses)
+    golden, at, heads = golden_of_pieces(drawn, found, pieces, lses)
     allowed = lse_bound(golden)[at, heads]
     right = (golden.lse * _LOG2E)[at, heads]
     wanted = [("the twin", twin_lse.double(), 2 * allowed)]
@@ -156,7 +114,7 @@ def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judge
         wrong = ~((difference <= limit) | (got_lse.double() == expected))
         for place in wrong.nonzero().flatten().tolist()[:1]:
             text = (
-                f"{_place(lses[place], pieces[lses[place]])}: the record holds "
+                f"{place_in_words(lses[place], pieces[lses[place]])}: the record holds "
                 f"{float(got_lse[place]):.9g}, {who} {float(expected[place]):.9g}, allowed "
                 f"{float(limit[place]):.3g} ({int(wrong.sum())} of {len(lses)} differ)"
             )
@@ -164,7 +122,7 @@ def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judge
             return
 
 
-def _outputs(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judged: Judged) -> None:
+def _outputs(scene: Scene, drawn: Drawn, found: SceneRecord, twin: Rerun, judged: Judged) -> None:
     pairs, step, world = scene.pairs(), scene.step, drawn.world
     shape = (len(pairs), found.call.head_dim)
     live = [at for at, (row, _) in enumerate(pairs) if row < step.rows]
@@ -173,16 +131,16 @@ def _outputs(scene: Scene, drawn: Drawn, found: SceneRecord, twin: _Twin, judged
     unique = sorted(set(rows))
     at = [unique.index(row) for row in rows]
     names = [f"row {row} head {head}" for row, head in zip(rows, heads, strict=True)]
-    cache, sm_scale = _engine_cache(drawn, found)
+    cache, sm_scale = engine_cache(drawn, found)
     tokens = [drawn.inputs.tokens[row] for row in unique]
-    engine = _attend(drawn, cache, sm_scale, unique, tokens, split)
+    engine = golden_of(drawn, cache, sm_scale, unique, tokens, split)
     own = twin.out[rows, heads]
     kinds: list[tuple[str, torch.dtype, Golden, Roundings, Tensor | None]] = [
-        ("engine_out", twin.dtype, engine, _engine_roundings(drawn, found), own)
+        ("engine_out", twin.dtype, engine, engine_roundings(drawn, found), own)
     ]
     if "out" in found.tensors:
         whole = world.golden(step, drawn.inputs, split=split, rows=unique)
-        roundings = Roundings.of("e4m3", world.config.k_scale)
+        roundings = Roundings.of(world.config.fmt, world.config.k_scale)
         kinds.append(("out", torch.bfloat16, whole, roundings, None))
     for name, dtype, golden, roundings, beside in kinds:
         got = found.tensors[name]
@@ -248,85 +206,6 @@ def _near(
             )
     if problem:
         judged.differences.append(Difference(scene.name, name, problem))
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A packed row of the partial results: whose it is, and of which positions of that row."""
-
-    row: int
-    head: int
-    start: int
-    end: int
-
-
-def _pieces(schedule: ScheduleReader, num_heads: int) -> dict[int, _Piece]:
-    tile = 64 * schedule.info["num_blks_x"]
-    found = {}
-    lengths = schedule.array("q_len").tolist()
-    for work, q_len in zip(schedule.works(), lengths, strict=True):
-        if work.partial >= 0:
-            for local in range(min(tile, q_len * num_heads - work.q_start)):
-                found[work.partial + local] = _piece(work, work.q_start + local, num_heads)
-    return found
-
-
-def _piece(work: Work, packed: int, num_heads: int) -> _Piece:
-    row, head = divmod(packed, num_heads)
-    return _Piece(work.row + row, head, work.start, max(work.start, work.end))
-
-
-def _place(place: int, piece: _Piece) -> str:
-    where = f"row {piece.row} head {piece.head} positions {piece.start}..{piece.end}"
-    return f"packed row {place} ({where})"
-
-
-def _of_places(
-    drawn: Drawn, found: SceneRecord, pieces: dict[int, _Piece], places: Sequence[int]
-) -> tuple[Golden, list[int], list[int]]:
-    """Golden of the pieces at these packed rows, each once, and which answer and head each is."""
-    keys = [(pieces[p].row, pieces[p].start, pieces[p].end) for p in places]
-    unique = sorted(set(keys))
-    tokens = [drawn.inputs.tokens[row][start:end] for row, start, end in unique]
-    cache, sm_scale = _engine_cache(drawn, found)
-    golden = _attend(drawn, cache, sm_scale, [row for row, *_ in unique], tokens, int(WORST))
-    return golden, [unique.index(key) for key in keys], [pieces[p].head for p in places]
-
-
-def _attend(
-    drawn: Drawn,
-    cache: PagedBytes,
-    sm_scale: float,
-    rows: Sequence[int],
-    tokens: Sequence[Tensor],
-    split: int,
-) -> Golden:
-    inputs, of_rows = drawn.inputs, drawn.step.row_requests
-    owners = torch.tensor([of_rows[row] for row in rows], dtype=torch.int32)
-    return attend(
-        inputs.q_nope[[*rows]], inputs.q_pe[[*rows]], cache, drawn.world.block_table, owners,
-        tokens, sm_scale, split=split,
-    )  # fmt: skip
-
-
-def _engine_cache(drawn: Drawn, found: SceneRecord) -> tuple[PagedBytes, float]:
-    """The cache and sm_scale as the native run was given them."""
-    scale = found.call.ckv_scale if drawn.world.config.fp8 else 1.0
-    return replace(drawn.world.paged(), scale=scale), found.call.sm_scale
-
-
-def _engine_roundings(drawn: Drawn, found: SceneRecord) -> Roundings:
-    """The roundings of the native run alone: none of what comes behind it."""
-    exact = Roundings.of("e4m3", found.call.ckv_scale) if drawn.world.config.fp8 else Roundings()
-    if DTYPES[found.call.out] == torch.bfloat16:
-        return replace(exact, out_unit=0.0, out_floor=0.0)
-    return replace(
-        exact,
-        out_bits=_HALF_BITS,
-        partial_bits=_HALF_BITS,
-        out_unit=0.0,
-        out_floor=2 * _HALF_FLOOR,  # of the pieces, and of the sum
-    )
 
 
 def _misshapen(

@@ -21,7 +21,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Call:
-    """What a native plan and run were given besides tensors. out: the dtype that run wrote."""
+    """What a native plan and run were given besides tensors.
+
+    scale_array: whether run was given scales for rows and groups. out: the dtype that it wrote.
+    """
 
     num_sms: int
     float_bytes: int
@@ -30,6 +33,7 @@ class Call:
     sm_scale: float
     ckv_scale: float
     kpe_scale: float
+    scale_array: bool
     out: str
 
 
@@ -108,6 +112,7 @@ def record(scene: Scene, subject: Subject, tier: Tier) -> SceneRecord:
         sm_scale=ran.sm_scale,
         ckv_scale=ran.ckv_scale,
         kpe_scale=ran.kpe_scale,
+        scale_array=ran.scale_array,
         out=str(ran.out.dtype).removeprefix("torch."),
     )
     return SceneRecord(
@@ -148,12 +153,12 @@ def _passed(scene: Scene, tap: Tap) -> tuple[Planned, Ran]:
             allowed="one plan and one run",
             remedy="record with --subject smla",
         )
-    call = (ran.mask_mode, ran.page_size, ran.scale_array, planned.causal)
-    if call != (0, 1, False, False):
+    call = (ran.mask_mode, ran.page_size, planned.causal)
+    if call != (0, 1, False):
         raise refusal(
             f"scene {scene.name}",
-            found="mask mode {}, page size {}, a scale array {}, causal {}".format(*call),
-            allowed="mask mode 0, page size 1, neither a scale array nor causal",
+            found="mask mode {}, page size {}, causal {}".format(*call),
+            allowed="mask mode 0, page size 1, causal False",
             remedy="record with --subject smla",
         )
     return planned, ran

@@ -1,6 +1,6 @@
 """Replaying a hardware record on the twin: what must be equal, and what must be near."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,11 @@ def admit(folder: Path, *, rehearsal: bool = False) -> HardwareRecord:
             allowed="one that a Hopper GPU made",
             remedy="record on an H100 or H200, or replay it with --rehearsal, as no evidence",
         )
-    if lacking := _lacking(origin.environment):
+    if lacking := _lacking(record):
         raise refusal(
             f"{path}",
             found=f"a Hopper record without {lacking}",
-            allowed="the GPU of capability 9.0, its driver, and CUDA's version",
+            allowed="the GPU of capability 9.0 that it was planned for, driver and versions",
             remedy="record again where `nvidia-smi` works",
         )
     return record
@@ -93,10 +93,11 @@ def _called(scene: Scene, drawn: Drawn, found: SceneRecord) -> list[Difference]:
         ("head_dim", config.head_dim_ckv, call.head_dim == config.head_dim_ckv),
         ("kpe_scale", call.ckv_scale, call.kpe_scale == call.ckv_scale),
         ("ckv_scale", "1.0", call.ckv_scale == 1.0 if not config.fp8 else call.ckv_scale > 0),
+        ("scale_array", config.group_scales, call.scale_array == config.group_scales),
         (
             "sm_scale",
-            f"{whole} over its ckv_scale",
-            abs(call.sm_scale * call.ckv_scale / whole - 1) <= 2.0**-22,
+            f"{whole} over its kpe_scale",
+            abs(call.sm_scale * call.kpe_scale / whole - 1) <= 2.0**-22,
         ),
     ]
     return [
@@ -108,9 +109,13 @@ def _called(scene: Scene, drawn: Drawn, found: SceneRecord) -> list[Difference]:
     ]
 
 
-def _lacking(environment: Mapping[str, Any]) -> str:
+def _lacking(record: HardwareRecord) -> str:
+    """Return what a GPU's record must tell and this one does not, in words."""
+    environment = record.origin.environment
     gpu = environment.get("gpu") or {}
-    lacks = [] if gpu.get("capability") == _HOPPER else ["a GPU of capability 9.0"]
+    sms = {scene.call.num_sms for scene in record.scenes.values()}
+    lacks = [] if sms == {gpu.get("sms")} else ["the SMs that were planned for"]
+    lacks += [] if gpu.get("capability") == _HOPPER else ["a GPU of capability 9.0"]
     lacks += [] if gpu.get("driver") else ["its driver"]
     lacks += [name for name in ("cuda", "torch", "triton") if not environment.get(name)]
     return ", ".join(lacks)

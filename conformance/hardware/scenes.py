@@ -2,7 +2,8 @@
 
 Between them: one piece a row and many, pieces that the clamp empties, rows without tokens, lengths
 that grow again under one plan, drafts that the device split anew, padding rows, blocks with foreign
-rows between them; heads from 8 to 128 with and without a rope part, BF16 and FP8.
+rows between them; heads from 8 to 128 with and without a rope part; BF16, and FP8 with a scale per
+tensor (fp8) or per row and group (fp8g).
 
 A scene's name is for people; all that is drawn comes from its case. A changed scene is another
 list, and no record of another list is replayed: add new ones at the end, and record again.
@@ -122,5 +123,7 @@ SCENES = (
     ),
     _scene("padded", "serve", 8, 64, "fp8", _step((4, 1, 2), (9, 64, 131), padding=5)),
     _scene("prompt", "flat", 48, 64, "fp8", _step((1, 9), (65, 120), (70, 120))),
+    _scene("groups", "pool", 16, 64, "fp8g", _step((1, 2, 1), (5, 100, 260), (9, 104, 300))),
+    _scene("groups-no-rope", "wide", 128, 0, "fp8g", _step((2, 1), (400, 0), (402, 70))),
     _scene("full-width-heads", "pool", 128, 0, "bf16", _step((1, 1, 1, 1), (1, 64, 129, 255))),
 )
