@@ -1,6 +1,7 @@
 """The commands `record` and `replay`."""
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +16,18 @@ from conformance.core.run import Exit
 from conformance.core.subject import Subject, Tier
 from conformance.core.worker import load_subject
 from conformance.hardware import files, recording
-from conformance.hardware.errors import refusal
+from conformance.hardware.errors import HardwareError, refusal
 from conformance.hardware.files import HardwareRecord, Origin
+from conformance.hardware.recording import SceneRecord
 from conformance.hardware.replay import admit, found_here, replay, told
-from conformance.hardware.scenes import SCENES
+from conformance.hardware.scenes import SCENES, Scene
 from conformance.installed import stands_on_the_twin
 from conformance.subjects import DEFAULT, factory_of
 from conformance.tiers import INSTALLED
 from conformance.twin.semantics import BY_FINGERPRINT, BY_VERSION, fingerprint
 
 OUT = Path("hardware-record")
+_log = logging.getLogger(__name__)
 
 
 @click.command("record")
@@ -61,7 +64,7 @@ def record_command(tier: str, flashinfer: str, subject: str, out: Path) -> None:
         judged: Subject = load_subject(factory)
         scenes = {}
         for scene in SCENES:
-            scenes[scene.name] = recording.record(scene, judged, where)
+            scenes[scene.name] = _recorded(scene, judged, where)
     origin = Origin(
         made_on=tier,
         flashinfer=version,
@@ -99,11 +102,11 @@ def replay_command(folders: tuple[Path, ...], rehearsal: bool) -> None:
             markup=False,
         )
         sys.exit(Exit.INCOMPLETE)
-    records = [(folder, admit(folder, rehearsal=rehearsal)) for folder in chosen]
+    records = [(folder, admit(folder, SCENES, rehearsal=rehearsal)) for folder in chosen]
     differing = 0
     for folder, record in records:
         worst, wrong = 0.0, 0
-        for replayed in replay(record):
+        for replayed in replay(record, SCENES):
             for difference in replayed.differences:
                 console.print(f"{folder.name}: {difference}", markup=False)
             wrong += bool(replayed.differences)
@@ -130,6 +133,21 @@ def _entered(tier: str, flashinfer: str) -> Iterator[tuple[Tier, str, str]]:
             yield where, where.simulates, fingerprint(_data())
         return
     yield tiers.tier("hopper"), str(environment.describe()["flashinfer"]), fingerprint(_data())
+
+
+def _recorded(scene: Scene, subject: Subject, tier: Tier) -> SceneRecord:
+    try:
+        return recording.record(scene, subject, tier)
+    except HardwareError:
+        raise
+    except Exception as problem:  # whatever a subject or FlashInfer raises
+        _log.debug("scene %s", scene.name, exc_info=True)
+        raise refusal(
+            f"scene {scene.name}",
+            found=f"{type(problem).__name__}: {problem}",
+            allowed="a subject that runs every scene and shows its schedule",
+            remedy="see `python -m conformance run --smoke`, and --log-level debug here",
+        ) from problem
 
 
 def _data() -> Path:

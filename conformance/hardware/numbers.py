@@ -98,12 +98,13 @@ def _partials(scene: Scene, drawn: Drawn, found: SceneRecord, twin: Rerun, judge
         return
     twin_o, twin_lse = twin.partials(outs, lses)
     pieces = pieces_of(twin.schedule, found.call.num_heads)
-    golden, at, heads = golden_of_pieces(drawn, found, pieces, outs)
-    exact = pick(golden, at, heads)
-    names = [place_in_words(p, pieces[p]) for p in outs]
+    golden, at, heads = golden_of_pieces(drawn, found, pieces, [*outs, *lses])
+    count = len(outs)
+    exact = pick(golden, at[:count], heads[:count])
+    names = [place_in_words(place, pieces[place]) for place in outs]
     roundings = engine_roundings(drawn, found)
     _near(scene, "partial_o", got_o, twin_o, exact, roundings, names, judged)
-    golden, at, heads = golden_of_pieces(drawn, found, pieces, lses)
+    at, heads = at[count:], heads[count:]
     allowed = lse_bound(golden)[at, heads]
     right = (golden.lse * _LOG2E)[at, heads]
     wanted = [("the twin", twin_lse.double(), 2 * allowed)]

@@ -29,9 +29,11 @@ class Replayed:
     ratio: float | None
 
 
-def admit(folder: Path, *, rehearsal: bool = False) -> HardwareRecord:
+def admit(
+    folder: Path, scenes: Sequence[Scene] = SCENES, *, rehearsal: bool = False
+) -> HardwareRecord:
     """Return a folder's record as evidence of a GPU, or as a rehearsal; raise HardwareError."""
-    record = read(folder, SCENES)
+    record = read(folder, scenes)
     origin, path = record.origin, folder / MANIFEST
     if origin.kernel not in BY_FINGERPRINT:
         raise refusal(

@@ -19,7 +19,7 @@ from conformance.core.case import Case, Step, parse
 PAIRS = 14
 """Most (row, head) pairs of outputs that a record keeps, and most rows of partial outputs."""
 
-LSES = 512
+LSES = 256
 """Most partial LSEs that a record keeps."""
 
 
