@@ -60,11 +60,11 @@ class SparseMLABackend:
             admit(self, source.version)
         layout = self.engine.layout
         _log.info(
-            "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache, grid "
-            "(%d, %d) on %d SMs, up to %d rows",
+            "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache%s, "
+            "grid (%d, %d) on %d SMs, up to %d rows",
             source.version, config.num_heads, config.head_dim_ckv, config.head_dim_kpe,
-            config.kv_dtype, layout.cluster_size, layout.num_clusters, layout.num_sms,
-            config.max_tokens,
+            config.kv_dtype, " with group scales" if config.scale_groups else "",
+            layout.cluster_size, layout.num_clusters, layout.num_sms, config.max_tokens,
         )  # fmt: skip
 
     @staticmethod
@@ -304,6 +304,13 @@ class SparseMLABackend:
                     remedy="pass the scale that the cache write reads, or None",
                 )
         if self.config.scale_groups:
+            if k_scale is None and device_k_scale is not None:
+                raise errors.ScaleError(
+                    "device_k_scale",
+                    found="a tensor, and None for k_scale",
+                    allowed="the same scale on the device and on the host",
+                    remedy="pass k_scale too, or neither",
+                )
             return KVScale.of_rope(k_scale, needed=self.config.head_dim_kpe > 0)
         scale = KVScale.of(k_scale)
         self.engine.check_scale(scale)

@@ -2,6 +2,7 @@
 
 Both ops queue one kernel: they allocate nothing, wait for nothing, and may be captured in a graph,
 which then has the tensors' addresses and the scale baked in. The same inputs give the same bytes.
+A kernel is compiled at its first call for a geometry: make one with slots of -1 ahead of a capture.
 """
 
 import torch
@@ -36,9 +37,9 @@ def write_per_tensor(
     is given; as float32 here.
 
     A code is E4M3 of value / k_scale, the quotient rounded to float32 and that to E4M3: ties to
-    even, what exceeds 448 (infinities too) to 448 of its sign, NaN to 0x7f. Slots below 0 (padding)
-    or beyond the cache write nothing. The same slot twice is the caller's error: either token's
-    values may stand there, channel by channel.
+    even, what exceeds 448 (infinities too) to 448 of its sign, NaN to 0x7f (which FlashInfer's
+    kernel reads as 480). Slots below 0 (padding) or beyond the cache write nothing. The same slot
+    twice is the caller's error: either token's values may stand there, channel by channel.
 
     Raises errors.ShapeError, DtypeError, DeviceError, StrideError or ScaleError; nothing is written
     then.

@@ -84,7 +84,7 @@ def test_a_group_scale_rounded_to_bf16_cannot_be_told_apart():
     golden = case.attend()
     honest = compare(flash(case), golden, roundings(case)).max_ratio
     assert 0.3 < honest <= 1 / 3
-    assert 0.6 < compare(flash(engine), golden, roundings(case)).max_ratio <= 2 / 3
+    assert 0.5 < compare(flash(engine), golden, roundings(case)).max_ratio <= 2 / 3
 
 
 def test_group_decoding_errors_are_the_largest_of_all_products():
