@@ -45,6 +45,8 @@ class Commands(LazyGroup):
         "list": "conformance.listing:list_command",
         "merge": "conformance.report.cli:merge_command",
         "mutants": "conformance.mutants.cli:mutants_command",
+        "record": "conformance.hardware.cli:record_command",
+        "replay": "conformance.hardware.cli:replay_command",
         "report": "conformance.report.cli:report_command",
         "sanitize": "conformance.sanitize.cli:sanitize_command",
         "versions": "conformance.gate.versions:versions_command",

@@ -31,7 +31,7 @@ FLASHINFER = (
 SUITE = (
     *("click", "execnet", "filelock", "hypothesis", "iniconfig", "markdown-it-py", "mdurl"),
     *("packaging", "platformdirs", "pluggy", "pygments", "pytest", "pytest-xdist", "rich"),
-    *("sortedcontainers", "tree-sitter", "tree-sitter-cpp"),
+    *("safetensors", "sortedcontainers", "tree-sitter", "tree-sitter-cpp"),
 )
 """What the suite imports besides; pytest and Hypothesis too, since a serving image has neither."""
 ALL = (TVM_FFI, *FLASHINFER, *SUITE)
