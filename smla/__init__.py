@@ -1,13 +1,15 @@
 """smla: sparse-MLA decode attention for NVIDIA Hopper on FlashInfer.
 
 Construct a `SparseMLABackend` for a `SparseMLAConfig`, take a `SparseMLABuilder` from it, build a
-`BatchLayout` into `SparseMLAMetadata` each step, and call `forward` for each layer.
+`BatchLayout` into `SparseMLAMetadata` each step, and call `forward` for each layer. A cache in
+vLLM's fp8_ds_mla format becomes one that it serves with `convert_ds_mla`.
 """
 
 from smla import errors
 from smla.backend import SparseMLABackend
 from smla.builder import SparseMLABuilder, SparseMLAMetadata, routes_prefill_to_mha
 from smla.config import SparseMLAConfig
+from smla.ds_mla import convert_ds_mla
 from smla.flags import Flag
 from smla.layout import BatchLayout
 from smla.memory import MemoryEstimate, memory_estimate
@@ -29,6 +31,7 @@ __all__ = [
     "SparseMLABuilder",
     "SparseMLAConfig",
     "SparseMLAMetadata",
+    "convert_ds_mla",
     "errors",
     "memory_estimate",
     "routes_prefill_to_mha",

@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on, nothing is compiled", allow_module_level=True)
 
 TYPES = {torch.int32: "*i32", torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32",
-         float: "fp32"}  # fmt: skip
+         float: "fp32", torch.int64: "*i64", torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
 
 
 class Recording(smla.CpuRuntime):
@@ -37,7 +37,14 @@ def launches():
         runtime = Recording()
         Workbench(config, runtime, Simulated()).good_step()
         seen |= runtime.launches
-    return seen
+    runtime = Recording()
+    caches = (
+        torch.zeros(3, 64, 656, dtype=torch.uint8),
+        torch.zeros(3, 64, 576, dtype=torch.bfloat16),
+    )
+    smla.convert_ds_mla(runtime, *caches)
+    smla.convert_ds_mla(runtime, *caches, torch.arange(5))
+    return seen | runtime.launches
 
 
 LAUNCHES = launches()
@@ -45,7 +52,7 @@ LAUNCHES = launches()
 
 def test_every_kernel_is_seen():
     names = {name for name, *_ in LAUNCHES}
-    assert names == {"row_map", "clamp", "convert", "pack", "rescale"}
+    assert names == {"row_map", "clamp", "convert", "pack", "rescale", "ds_mla"}
 
 
 @pytest.mark.parametrize("key", list(LAUNCHES), ids=lambda key: "-".join(map(str, key)))
