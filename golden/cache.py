@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-_BYTES = {"bf16": 2, "e4m3": 1}
+_BYTES = {"bf16": 2, "e4m3": 1, "e4m3_group": 1}
+GROUP = 128  # channels of the compressed part that share a scale in "e4m3_group"
 
 
 @functools.cache
@@ -32,10 +33,15 @@ class PagedBytes:
     `block_stride_rows` exceeds `block_size`) belong to somebody else.
 
     data: uint8, contiguous, any shape; bytes behind the last whole row are not used.
-    fmt: "bf16", or "e4m3" (FP8 with a per-tensor scale for both parts).
+    fmt: "bf16"; "e4m3" (FP8 with a per-tensor scale for both parts); or "e4m3_group" (FP8 with
+        a scale for each row and 128 channels of the compressed part).
     head_dim_ckv, head_dim_kpe: elements of the two parts of a row; kpe may be 0.
     block_size: tokens in a block. block_stride_rows: rows between the starts of blocks.
-    scale: what a stored value is multiplied by, taken as exact; 1.0 for "bf16".
+    scale: what a stored value is multiplied by, taken as exact; 1.0 for "bf16"; of the rope
+        part alone in "e4m3_group".
+    group_scales: float32 [rows, head_dim_ckv // 128], contiguous, for "e4m3_group" alone: a line
+        for each row of the storage, the rows between blocks included. Any values; what is not
+        finite goes to whoever gathers that row.
 
     Raises ValueError, naming what was found, for anything else.
     """
@@ -47,7 +53,8 @@ class PagedBytes:
     block_size: int
     block_stride_rows: int
     scale: float = 1.0
-    _decoded: tuple[int, torch.Tensor] | None = field(default=None, repr=False)
+    group_scales: torch.Tensor | None = None
+    _decoded: tuple[tuple[int, int], torch.Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.fmt not in _BYTES:
@@ -68,6 +75,35 @@ class PagedBytes:
             raise ValueError(
                 f"scale {self.scale} for {self.fmt}: positive and finite, 1.0 for bf16"
             )
+        if self.fmt == "e4m3_group":
+            self._check_groups()
+        elif self.group_scales is not None:
+            raise ValueError(f"group_scales for {self.fmt}: they belong to 'e4m3_group' alone")
+
+    def _check_groups(self) -> None:
+        """Raises ValueError unless the scales have the storage's shape."""
+        if self.head_dim_ckv % GROUP:
+            raise ValueError(
+                f"head_dim_ckv {self.head_dim_ckv} for e4m3_group: need a multiple of {GROUP}, "
+                "the channels of a scale"
+            )
+        scales, shape = self.group_scales, (self.rows, self.head_dim_ckv // GROUP)
+        if scales is None:
+            raise ValueError(f"e4m3_group without group_scales: pass float32 {[*shape]}")
+        if scales.dtype != torch.float32 or scales.shape != shape or not scales.is_contiguous():
+            raise ValueError(
+                f"group_scales {scales.dtype} {[*scales.shape]}, contiguous "
+                f"{scales.is_contiguous()}: need contiguous float32 {[*shape]}, a line for each "
+                "row of the storage"
+            )
+        if scales.device != self.data.device:
+            raise ValueError(f"group_scales on {scales.device}, data on {self.data.device}")
+
+    @property
+    def decodes_exactly(self) -> bool:
+        """Whether an engine that computes in BF16 decodes every element without rounding: BF16,
+        or a power of two as the one scale."""
+        return self.fmt == "bf16" or (self.fmt == "e4m3" and is_power_of_two(self.scale))
 
     @property
     def head_dim(self) -> int:
@@ -90,7 +126,7 @@ class PagedBytes:
         Bytes that torch changes afterwards are noticed, and decoded at each call as ever.
         """
         every = self.gather(torch.arange(self.rows, device=self.data.device))
-        return replace(self, _decoded=(self.data._version, every))
+        return replace(self, _decoded=(self._versions, every))
 
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """float64 `[*slots.shape, head_dim]`: the decoded rows at `slots` (int64), scaled.
@@ -102,13 +138,30 @@ class PagedBytes:
             raise IndexError(
                 f"slots {int(flat.min())}..{int(flat.max())} of a cache of {self.rows} rows"
             )
-        if self._decoded is not None and self._decoded[0] == self.data._version:
+        if self._decoded is not None and self._decoded[0] == self._versions:
             return self._decoded[1].index_select(0, flat).view(*slots.shape, self.head_dim)
         stored = self.data.view(-1)[: self.rows * self.row_bytes].view(self.rows, self.row_bytes)
         raw = stored.index_select(0, flat)
         if self.fmt == "bf16":  # a BF16 value is the upper half of a float32
             values = (raw.view(torch.int16).int() << 16).view(torch.float32).double()
+        elif self.group_scales is not None:
+            values = _e4m3_table(raw.device).index_select(0, raw.view(-1).int())
+            values = values.view(-1, self.head_dim)
+            scales = self.group_scales.index_select(0, flat).double()
+            values[:, : self.head_dim_ckv] *= scales.repeat_interleave(GROUP, 1)
+            values[:, self.head_dim_ckv :] *= self.scale
         else:
             table = _e4m3_table(raw.device) * self.scale
             values = table.index_select(0, raw.view(-1).int())
         return values.view(*slots.shape, self.head_dim)
+
+    @property
+    def _versions(self) -> tuple[int, int]:
+        """Counts of torch's changes to the storage and to the group scales."""
+        scales = self.group_scales
+        return self.data._version, -1 if scales is None else scales._version
+
+
+def is_power_of_two(x: float) -> bool:
+    """Whether a positive number is a power of two."""
+    return math.frexp(x)[0] == 0.5

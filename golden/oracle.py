@@ -11,14 +11,13 @@ are plenty: they are formed in float32, from values that are normalised per row 
 where squares would overflow or vanish.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 import torch
 
 from golden.answer import DecodeSums, Golden
-from golden.cache import PagedBytes
+from golden.cache import GROUP, PagedBytes, is_power_of_two
 
 _CHUNK_ELEMENTS = 2**23  # decoded cache elements held at a time: 64 MiB as float64
 _FINE = (2.0**-20, 2.0**20)  # largest values of a dimension that float32 needs no normalising for
@@ -59,7 +58,7 @@ def attend(
     rows, _, ckv = q_nope.shape
     q = torch.cat([q_nope.double(), q_pe.double()], dim=-1)
     lengths = [len(row) for row in tokens]
-    exact = cache.fmt == "bf16" or math.frexp(cache.scale)[0] == 0.5  # a power of two
+    exact, factors = cache.decodes_exactly, _factors(cache)
     order, parts = [], []
     for chosen in _chunks(lengths, cache.head_dim, chunk_rows):
         whole = len(chosen) == rows
@@ -69,7 +68,8 @@ def attend(
         picked = tokens if whole else [tokens[i] for i in chosen]
         slots, used = _slots(cache, block_table, owners, picked)
         keys = cache.gather(slots)
-        part = _attend_chunk(q if whole else q[index], keys, used, ckv, sm_scale, split, exact)
+        q_part = q if whole else q[index]
+        part = _attend_chunk(q_part, keys, used, ckv, sm_scale, split, exact, factors)
         order.append(index)
         parts.append(part)
     total = parts[0] if len(parts) == 1 and len(order[0]) == rows else None
@@ -88,6 +88,17 @@ def attend(
         decode=None if exact else DecodeSums(**decode),
         head_dim=cache.head_dim,
     )
+
+
+def _factors(cache: PagedBytes) -> list[slice]:
+    """The parts of a row that are decoded with rounding and by factors of their own: each group,
+    and the rope part; none where all parts have one factor."""
+    if cache.fmt != "e4m3_group":
+        return []
+    parts = [slice(at, at + GROUP) for at in range(0, cache.head_dim_ckv, GROUP)]
+    if cache.head_dim_kpe and not is_power_of_two(cache.scale):
+        parts.append(slice(cache.head_dim_ckv, cache.head_dim))
+    return parts
 
 
 def _blank(none: torch.Tensor, q: torch.Tensor, ckv: int, exact: bool) -> dict[str, torch.Tensor]:
@@ -112,6 +123,7 @@ def _attend_chunk(
     sm_scale: float,
     split: int | None,
     exact: bool,
+    factors: Sequence[slice] = (),
 ) -> dict[str, torch.Tensor]:
     """Golden's and DecodeSums' fields, by name, for rows that have tokens."""
     unused = None if bool(used.all()) else ~used
@@ -145,28 +157,60 @@ def _attend_chunk(
     else:
         out, partials, partials_sq = _by_pieces(p, values, used, split)
 
-    weights = [p32, p32 * p32]
     key_norm = (keys32 if unit is None else keys).norm(dim=-1)
     # An infinite key has weight 0 or makes its row NaN: either way no bound needs its norm.
     key_norm = torch.where(key_norm.isfinite(), key_norm, 0.0).amax(-1, keepdim=True).double()
     part = {"out": out, "lse": lse, "partials": partials, "partials_sq": partials_sq}
     part["logit_reach"] = abs(sm_scale) * q.norm(dim=-1) * key_norm
+    moments = scaled(torch.cat([p32, p32 * p32], 1) @ unit_values.square(), 2)
+    part["value_sq"], part["value_sq_p"] = moments.chunk(2, 1)
     if not exact:
-        noise_sq = (q.square().float() @ keys32.square().mT).mul_(sm_scale * sm_scale)
-        weights.append(weights[1] * noise_sq)
-        s0 = s if unused is None else s.masked_fill(unused[:, None], 0.0)
-        centred = s0 - (p * s0).sum(-1, keepdim=True)
-        part["logit_noise_max"] = noise_sq.amax(-1).sqrt().double()
-        part["logit_fourth"] = (p * centred.square().square_()).sum(-1).sqrt()
-        linear = torch.cat([(p * centred).float(), weights[2]], 1) @ unit_values
-        part["value_shift"], noise_v = scaled(linear).chunk(2, 1)
-    moments = scaled(torch.cat(weights, 1) @ unit_values.square(), 2).chunk(len(weights), 1)
-    part["value_sq"], part["value_sq_p"] = moments[:2]
-    if not exact:
-        total, size = weights[2].sum(-1, keepdim=True), out.to(noise_v.dtype)
-        noise = moments[2] - 2 * size * noise_v + size * size * total
-        part["logit_noise_sq"] = noise.clamp_(min=0)
+        unit_out = out if unit is None else out / unit
+        sums = _decode_sums(p, s, q, keys, unit_values, unit_out, sm_scale, unused, factors)
+        sums["value_shift"] = scaled(sums["value_shift"])
+        sums["logit_noise_sq"] = scaled(sums["logit_noise_sq"], 2)
+        part |= sums
     return part
+
+
+def _decode_sums(
+    p: torch.Tensor,  # [r, heads, n]
+    s: torch.Tensor,  # [r, heads, n]
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,  # float32 [r, n, ckv]
+    out: torch.Tensor,  # [r, heads, ckv], of those values
+    sm_scale: float,
+    unused: torch.Tensor | None,
+    factors: Sequence[slice],
+) -> dict[str, torch.Tensor]:
+    """DecodeSums' fields by name."""
+    # With many factors one token may weigh all, and the noise is what two large sums leave.
+    kind = torch.float64 if factors else torch.float32
+    inexact = slice(0, factors[-1].stop if factors else None)  # a rope part behind it is exact
+    squares = q[..., inexact].square().to(kind) @ keys[..., inexact].to(kind).square().mT
+    noise_sq = squares.mul_(sm_scale * sm_scale)
+    shares = [(keys[..., part] @ q[..., part].mT).mT.mul_(sm_scale) for part in factors]
+    for share in shares:  # what each factor's part of a row adds to the logits
+        noise_sq += share.square()
+
+    def centred(share: torch.Tensor) -> torch.Tensor:
+        share = share if unused is None else share.masked_fill(unused[:, None], 0.0)
+        return share - (p * share).sum(-1, keepdim=True)
+
+    whole = centred(s)
+    shifts = [(p * one).float() @ values for one in map(centred, shares)]
+    # Factors of their own err apart, so their shifts may add up.
+    shift = torch.stack(shifts).abs_().sum(0) if shifts else (p * whole).float() @ values
+    weights, values, out = p.to(kind).square() * noise_sq, values.to(kind), out.to(kind)
+    noise = weights @ values.square() - 2 * out * (weights @ values)
+    noise += out * out * weights.sum(-1, keepdim=True)
+    return {
+        "value_shift": shift,
+        "logit_noise_sq": noise.clamp_(min=0),
+        "logit_noise_max": noise_sq.amax(-1).sqrt().double(),
+        "logit_fourth": (p * whole.square().square_()).sum(-1).sqrt(),
+    }
 
 
 def _by_pieces(

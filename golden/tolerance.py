@@ -28,6 +28,10 @@ The terms:
    q k: Rademacher sums, sub-Gaussian with variance w^2 each (no third off), from the values
    w^2 sum p^2 v^2, from the logits w^2 sum p^2 c^2 (v - o)^2 (c^2: see `answer.DecodeSums`),
    times (1 + w max c)^2 for their second order.
+   With a scale for each row and group (float32; the product is rounded to BF16 once, 2**-8), the
+   eight numbers are others for every scale. Then e = 0 and w is the largest error of all: its
+   common part is, for the groups' logits s_g, w |o| + w sum over g of |sum p s_g' v|, and c^2
+   gains sum over g of s_g^2, for what the channels of one token's group have in common.
 5. float32: a tensor-core step adds 16 products and may truncate, 2**-23 of the sum's size. A
    logit: head_dim / 16 steps and 4 operations more, times its reach, moves o by at most that
    times spread. The weighted sum, its rescaling and the normalising sum: n / 4 steps, and 8
@@ -60,12 +64,21 @@ _FLOOR = 2.0**-133
 _SLACK = 1 + 2.0**-6
 _WORST = 5
 _FP16_UNIT, _FP16_FLOOR = 2.0**-11, 2.0**-25
+_GROUP_UNIT = 2.0**-8 + 2.0**-23  # a float32 product, then BF16
 
 
 def _nearest(x: float, bits: int) -> float:
     """x rounded to `bits` significant bits, ties to even, without limits on the exponent."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+
+
+def _product_errors(scale: float) -> tuple[float, float]:
+    """The least and the largest relative error of an E4M3 value times a scale, where the scale
+    comes as float32 and is rounded to BF16, and the product too."""
+    rounded, exact = _nearest(_nearest(scale, 24), 8), Fraction(scale)
+    errors = [Fraction(_nearest(m * rounded, 8)) / (m * exact) - 1 for m in range(8, 16)]
+    return float(min(errors)), float(max(errors))
 
 
 @dataclass(frozen=True)
@@ -100,21 +113,24 @@ class Roundings:
         only, is within the same bound; so is one that applies the scale's power of two, within
         2**-12 to 2**7, to the cache and the rest to an output that was rounded to FP16.
 
+        "e4m3_group": the compressed part is widened to BF16, exactly, multiplied in float32 by
+        its group's scale, and rounded to BF16; `scale`, the rope part's, as for "e4m3". A scale
+        that is no power of two widens the bound of all elements, for kv_unit is one number.
+
         Raises ValueError for another `fmt`.
         """
         if fmt == "bf16":
             return cls()
-        if fmt != "e4m3":
-            raise ValueError(f"cache format {fmt!r}: 'bf16' or 'e4m3' is known")
-        rounded = _nearest(_nearest(scale, 24), 8)
-        exact = Fraction(scale)
-        errors = [Fraction(_nearest(m * rounded, 8)) / (m * exact) - 1 for m in range(8, 16)]
-        low, high = min(errors), max(errors)
+        if fmt not in ("e4m3", "e4m3_group"):
+            raise ValueError(f"cache format {fmt!r}: 'bf16', 'e4m3' or 'e4m3_group' is known")
+        low, high = _product_errors(scale)
+        if fmt == "e4m3_group":
+            return cls(kv_unit=max(_GROUP_UNIT, abs(low), abs(high)))
         return cls(
             out_unit=_FP16_UNIT,
             out_floor=_FP16_FLOOR * scale / 2.0 ** min(max(math.frexp(scale)[1] - 1, -12), 7),
-            scale_error=float((high + low) / 2),
-            kv_unit=float((high - low) / 2),
+            scale_error=(high + low) / 2,
+            kv_unit=(high - low) / 2,
         )
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from smla import errors
 from smla.builder import SparseMLABuilder
+from smla.config import SparseMLAConfig
 from smla.flags import Flag
 from smla.layout import BatchLayout
+from smla.scale import GROUP
 
 if TYPE_CHECKING:
     from smla.backend import SparseMLABackend
@@ -52,7 +54,7 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
     size = -round(math.log2(config.sm_scale * config.head_dim**0.5))
     of_scale = min(max(size, -_MOST_EXPONENT), _MOST_EXPONENT) if fp8 else 0
     of_scale = of_scale or int(fp8)  # a power of 1 would not show whether the kernel applies it
-    k_scale = _MANTISSA * 2.0**of_scale if fp8 else None
+    k_scale, groups = _scales(config, of_scale)
     keys = _pattern(config.block_size, config.head_dim, 7, 3).view(1, config.block_size, -1)
     query = _pattern(config.num_heads, config.head_dim, 1, 1).view(1, config.num_heads, -1)
     query = query * 2.0 ** (size - of_scale)
@@ -65,6 +67,10 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
         if k_scale is None
         else _on_device(backend, torch.from_numpy(np.array([k_scale], np.float32)))
     )
+    scaled = keys * (k_scale or 1.0)
+    if groups is not None:
+        per_channel = groups.double().repeat_interleave(GROUP, -1)
+        scaled[..., : config.head_dim_ckv] = keys[..., : config.head_dim_ckv] * per_channel
     starts = _ints([0, 1])
     table = _on_device(backend, _ints([[0]]))
     many = min(37, config.index_topk)
@@ -89,12 +95,13 @@ def _try(backend: "SparseMLABackend", version: str) -> None:
                 builder.build(batch),
                 k_scale=k_scale,
                 device_k_scale=scale,
+                ckv_scale_arr=None if groups is None else _on_device(backend, groups),
                 out=out,
             )
         except errors.FlagError as problem:  # debug mode; without it the flags are read below
             raise _refusal(version, problem.found, "no flags") from None
         scale = None  # both variants of the convert kernel are seen
-        expected = _attention(query[0], keys[0, :context] * (k_scale or 1.0), backend)
+        expected = _attention(query[0], scaled[0, :context], backend)
         got = runtime.read(out)[0].double()
         error = float((got - expected).norm() / expected.norm())
         if not error <= (0.0 if context == 1 else _MOST_ERROR):
@@ -113,6 +120,21 @@ def _refusal(version: str, found: object, allowed: str) -> errors.AdmissionError
         allowed=f"{allowed}, for a row whose lengths the host knows",
         remedy="use another version; python -m conformance run tells more",
     )
+
+
+def _scales(config: SparseMLAConfig, exponent: int) -> tuple[float | None, Tensor | None]:
+    """k_scale and group scales [block_size, groups] of about 2**exponent, where there are any.
+
+    Neighbours differ, so that a scale of another row or group shows. None times a value of
+    `_pattern` is rounded in BF16.
+    """
+    if config.kv_dtype == torch.bfloat16:
+        return None, None
+    if not config.scale_groups:
+        return _MANTISSA * 2.0**exponent, None
+    row, group = np.arange(config.block_size)[:, None], np.arange(config.scale_groups)
+    scales = _MANTISSA * 2.0 ** (exponent - (row + group) % 3)
+    return 2.0**exponent, torch.from_numpy(scales.astype(np.float32))
 
 
 def _pattern(rows: int, columns: int, a: int, b: int) -> Tensor:

@@ -16,9 +16,10 @@ from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 from smla.engines.flashinfer.engine import FlashInferEngine
 from smla.engines.flashinfer.limits import refusals
 from smla.flags import Flag
+from smla.group_scales import check_group_scales
 from smla.kernels.convert import convert
 from smla.kernels.rescale import rescale
-from smla.kv_cache import flatten
+from smla.kv_cache import FlatCache, flatten
 from smla.runtime import CudaRuntime, Runtime
 from smla.scale import ONE, KVScale
 
@@ -59,11 +60,11 @@ class SparseMLABackend:
             admit(self, source.version)
         layout = self.engine.layout
         _log.info(
-            "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache, grid "
-            "(%d, %d) on %d SMs, up to %d rows",
+            "engine flashinfer, FlashInfer %s: %d heads, head dims %d + %d, %s cache%s, "
+            "grid (%d, %d) on %d SMs, up to %d rows",
             source.version, config.num_heads, config.head_dim_ckv, config.head_dim_kpe,
-            config.kv_dtype, layout.cluster_size, layout.num_clusters, layout.num_sms,
-            config.max_tokens,
+            config.kv_dtype, " with group scales" if config.scale_groups else "",
+            layout.cluster_size, layout.num_clusters, layout.num_sms, config.max_tokens,
         )  # fmt: skip
 
     @staticmethod
@@ -85,6 +86,7 @@ class SparseMLABackend:
         *,
         k_scale: float | None = None,
         device_k_scale: Tensor | None = None,
+        ckv_scale_arr: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return attention outputs, BF16 [rows, num_heads, head_dim_ckv].
@@ -94,8 +96,14 @@ class SparseMLABackend:
         topk_indices [rows, topk_width]: int32 token positions of each row's request, then -1.
         k_scale: the per-tensor scale of an FP8 cache, for its compressed and its rope part
             alike, from 2**-40 to 2**40; applied exactly. A captured graph keeps it. None for BF16.
+            Beside group scales it is the rope part's alone, a power of two; None without that part.
         device_k_scale: float32 [1], the same scale on the device; where given, each run and each
             replay sets Flag.SCALE_CHANGED if it holds another one by then.
+        ckv_scale_arr: float32 [physical rows of the cache, head_dim_ckv / 128], contiguous, where
+            config.kv_scaling is "group": element c of the compressed part in slot s is its E4M3
+            value times ckv_scale_arr[s, c // 128], rounded once to BF16. Slot 0's scales must be
+            finite even if nothing is there: each run and each replay sets Flag.SLOT_ZERO_SCALE if
+            they are not. See `smla.new_group_scales` and `smla.write_per_group`.
 
         Exactly metadata.num_rows rows of `out` are written. Rows behind them (padding, prefills
         that went to dense MHA) keep what they held, undefined when `out` was not given.
@@ -111,6 +119,7 @@ class SparseMLABackend:
         scale = self._scale(k_scale, device_k_scale)
         rows = self._check(q_nope, q_pe, topk_indices, metadata, out, capturing=capturing)
         cache = flatten(kv_cache, config, runtime.device)
+        self._check_groups(ckv_scale_arr, cache)
         if capturing:
             state.captures.check(metadata.block_table)
         if out is None:
@@ -137,6 +146,7 @@ class SparseMLABackend:
             index_kpool=config.index_kpool,
             scale=scale.value,
             device_scale=device_k_scale,
+            group_scales=ckv_scale_arr,
         )
         state.pack(rows)
         for schedule in state.active:
@@ -150,6 +160,7 @@ class SparseMLABackend:
                 out.view(self.engine.out_dtype),
                 sm_scale=config.sm_scale * scale.rest,
                 kv_scale=scale.power,
+                ckv_scale_arr=ckv_scale_arr,
             )
         if self.engine.out_dtype != torch.bfloat16:
             rescale(runtime, out[:rows], state.row_context, state.live, scale.rest)
@@ -292,9 +303,36 @@ class SparseMLABackend:
                     allowed="{} [{}] on {}".format(*wanted),
                     remedy="pass the scale that the cache write reads, or None",
                 )
+        if self.config.scale_groups:
+            if k_scale is None and device_k_scale is not None:
+                raise errors.ScaleError(
+                    "device_k_scale",
+                    found="a tensor, and None for k_scale",
+                    allowed="the same scale on the device and on the host",
+                    remedy="pass k_scale too, or neither",
+                )
+            return KVScale.of_rope(k_scale, needed=self.config.head_dim_kpe > 0)
         scale = KVScale.of(k_scale)
         self.engine.check_scale(scale)
         return scale
+
+    def _check_groups(self, ckv_scale_arr: Tensor | None, cache: FlatCache) -> None:
+        if ckv_scale_arr is not None and self.config.scale_groups:
+            check_group_scales(ckv_scale_arr, cache, self.runtime.device)
+        elif ckv_scale_arr is not None:
+            raise errors.ScaleError(
+                "ckv_scale_arr",
+                found="an array",
+                allowed=f"None where kv_scaling is {self.config.kv_scaling!r}",
+                remedy="configure kv_scaling='group' for a cache with group scales",
+            )
+        elif self.config.scale_groups:
+            raise errors.ScaleError(
+                "ckv_scale_arr",
+                found="None",
+                allowed="the cache's group scales where kv_scaling is 'group'",
+                remedy="take them from smla.new_group_scales once, write with smla.write_per_group",
+            )
 
     @staticmethod
     def _raise_flags(metadata: SparseMLAMetadata) -> None:

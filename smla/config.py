@@ -6,9 +6,10 @@ import torch
 
 from smla import errors
 from smla.lengths import max_valid_count
-from smla.scale import SM_SCALES, is_sm_scale
+from smla.scale import GROUP, SM_SCALES, is_sm_scale
 
 KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+KV_SCALINGS = ("tensor", "group")
 
 _KV_REMEDIES = {
     torch.float8_e5m2: "write the cache as E4M3 or BF16: FlashInfer's SM90 kernel has no other "
@@ -31,6 +32,8 @@ class SparseMLAConfig:
     max_tokens: the most rows of a batch, padding included; it sizes the device buffers.
     head_dim_ckv, head_dim_kpe: kv_lora_rank (512) and qk_rope_head_dim (0 or 64).
     kv_dtype: torch.bfloat16, or torch.float8_e4m3fn for caches stored as uint8.
+    kv_scaling: what of an FP8 cache has a scale: "tensor" (one for all of it), or "group" (128
+        channels of the compressed part of each token, in a float32 array beside the cache).
     block_size: tokens in a cache block (a multiple of 64).
     max_graph_tokens: the most rows, padding included, of a forward that will be captured; 0 where
         not known yet: each capture is then checked by itself.
@@ -51,6 +54,7 @@ class SparseMLAConfig:
     head_dim_ckv: int = 512
     head_dim_kpe: int = 0
     kv_dtype: torch.dtype = torch.bfloat16
+    kv_scaling: str = "tensor"
     block_size: int = 64
     max_graph_tokens: int = 0
     plan_slack: int = 32
@@ -84,6 +88,7 @@ class SparseMLAConfig:
                     self.kv_dtype, "name the cache's logical element type, or keep it in BF16"
                 ),
             )
+        self._check_scaling()
         if not is_sm_scale(self.sm_scale):
             raise errors.ScaleError(
                 "sm_scale",
@@ -105,6 +110,36 @@ class SparseMLAConfig:
                 allowed="below 2**31: packed offsets are int32",
                 remedy="lower max_tokens",
             )
+
+    def _check_scaling(self) -> None:
+        if self.kv_scaling not in KV_SCALINGS:
+            raise errors.ScaleError(
+                "kv_scaling",
+                found=repr(self.kv_scaling),
+                allowed="'tensor' or 'group'",
+                remedy="say what of the cache has a scale of its own",
+            )
+        if self.kv_scaling == "tensor":
+            return
+        if self.kv_dtype != torch.float8_e4m3fn:
+            raise errors.ScaleError(
+                "kv_scaling",
+                found=f"'group' for kv_dtype {self.kv_dtype}",
+                allowed="'group' for torch.float8_e4m3fn alone",
+                remedy="a BF16 cache holds the values themselves: leave kv_scaling out",
+            )
+        if self.head_dim_ckv % GROUP:
+            raise errors.ShapeError(
+                "head_dim_ckv",
+                found=self.head_dim_ckv,
+                allowed=f"a multiple of {GROUP} where kv_scaling is 'group'",
+                remedy="use one scale per tensor for this width",
+            )
+
+    @property
+    def scale_groups(self) -> int:
+        """Scales of a cache row's compressed part; 0 where there is one per tensor, or none."""
+        return self.head_dim_ckv // GROUP if self.kv_scaling == "group" else 0
 
     @property
     def max_valid(self) -> int:

@@ -26,3 +26,8 @@ class Flag(enum.IntFlag):
 
     SCALE_CHANGED = 16
     """The cache's scale on the device is not the one a forward was given (or captured with)."""
+
+    SLOT_ZERO_SCALE = 32
+    """A group scale of slot 0 is NaN or infinite. The attention kernel multiplies the zeros in its
+    masked positions by slot 0's scales, whether or not that slot is selected, so every row whose
+    tokens do not fill a tile of 64 may be NaN."""

@@ -5,12 +5,12 @@ stride in int64, so a cache may be of any size that has fewer than 2^31 rows.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from smla import errors
-from smla.config import SparseMLAConfig
 from smla.kernels.ds_mla import ROW_BYTES as DS_MLA_ROW_BYTES
 
 _ALIGNMENT = 16
@@ -35,7 +35,22 @@ class FlatCache:
     block_stride_rows: int
 
 
-def flatten(kv_cache: Tensor, config: SparseMLAConfig, device: torch.device) -> FlatCache:
+class Paging(Protocol):
+    """What a cache is expected to be; a `SparseMLAConfig` says it."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def head_dim_ckv(self) -> int: ...
+    @property
+    def kv_dtype(self) -> torch.dtype: ...
+    @property
+    def storage_dtype(self) -> torch.dtype: ...
+
+
+def flatten(kv_cache: Tensor, config: Paging, device: torch.device) -> FlatCache:
     """Return `kv_cache` [num_blocks, block_size, head_dim] as flat rows.
 
     Rows may be padded to any multiple of 16 bytes, and any block stride that is a whole number of

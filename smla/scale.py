@@ -5,6 +5,11 @@ mla_hopper.cuh), which rounds the scale to 8 bits and every product again. A pow
 through unharmed. So a scale is split into a power of two, given to the kernel, and a rest, which
 scales the logits through sm_scale (float32) and the output in `smla.kernels.rescale`. That the
 output is not rounded to BF16 twice, FlashInfer's module writes it as FP16.
+
+Group scales are another path of the kernel: an E4M3 value times its group's float32 scale, in
+float32, rounded once to BF16. They need no such splitting, and no FP16. What is left of `k_scale`
+beside them is the rope part's scale, which the kernel still applies in BF16: so it must be a power
+of two, for nothing else could make up for its rounding.
 """
 
 import math
@@ -13,6 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from smla import errors
+
+GROUP = 128
+"""Channels of the compressed part that share a scale, where scales come in groups."""
 
 _SMALLEST, _LARGEST = torch.finfo(torch.bfloat16).tiny, torch.finfo(torch.bfloat16).max
 SM_SCALES = f"a float above 0, from {_SMALLEST:.3g} to {_LARGEST:.3g}"
@@ -57,6 +65,26 @@ class KVScale:
         exponent = math.frexp(value)[1] - 1  # type: ignore[arg-type]
         power = 2.0 ** min(max(exponent, _LEAST_EXPONENT), _MOST_EXPONENT)
         return cls(float(value), power, value / power)  # type: ignore[arg-type, operator]
+
+    @classmethod
+    def of_rope(cls, value: object, *, needed: bool) -> "KVScale":
+        """The scale of the rope part beside group scales; None only where it is not `needed`.
+
+        Raises errors.ScaleError unless it is a power of two, which BF16 holds, of KV_SCALES.
+        """
+        if value is None and not needed:
+            return ONE
+        least, most = 2.0**-_KV_EXPONENT, 2.0**_KV_EXPONENT
+        fits = _is_number(value) and least <= value <= most  # type: ignore[operator]
+        if not fits or math.frexp(value)[0] != 0.5:  # type: ignore[arg-type]
+            raise errors.ScaleError(
+                "k_scale",
+                found=repr(value),
+                allowed=f"a power of two from 2**-{_KV_EXPONENT} to 2**{_KV_EXPONENT}, for the "
+                "rope part beside group scales: the kernel rounds it to BF16",
+                remedy="write the rope part with a power of two (1.0 if its values are moderate)",
+            )
+        return cls(float(value), float(value), 1.0)  # type: ignore[arg-type]
 
 
 ONE = KVScale(1.0, 1.0, 1.0)

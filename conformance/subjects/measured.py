@@ -206,6 +206,7 @@ class MeasuredSmla:
                 world.out.view(self.backend.engine.out_dtype),
                 sm_scale=self.config.sm_scale,
                 kv_scale=self._scale.power,
+                ckv_scale_arr=None,
             )
 
         return {"attention": live, "attention, padded plan": padded.run}

@@ -28,6 +28,7 @@ class Case:
     context: int = 0  # tokens to select from; as many as are selected where 0
     stride: int = BLOCK
     device: str = "cpu"
+    spread: int = 3  # group scales: bf16-drawn mantissas times powers of two, this far apart
     q: torch.Tensor = field(init=False)
     cache: PagedBytes = field(init=False)
     block_table: torch.Tensor = field(init=False)
@@ -45,10 +46,20 @@ class Case:
         else:
             stored = elements.e4m3([total * self.stride, dim], device)
         put = object.__setattr__
+        scales = None
+        if self.fmt == "e4m3_group":
+            shape = [total * self.stride, self.ckv // 128]
+            fine, coarse = draw.fork("fine"), draw.fork("coarse")
+            mantissas = 1 + fine.ints(shape, 0, 2**23, device).float() * 2.0**-23
+            exponents = coarse.ints(shape, -self.spread, self.spread + 1, device)
+            scales = torch.ldexp(mantissas, exponents.int())
         put(
             self,
             "cache",
-            PagedBytes(stored, self.fmt, self.ckv, self.kpe, BLOCK, self.stride, self.scale),
+            PagedBytes(
+                *(stored, self.fmt, self.ckv, self.kpe, BLOCK, self.stride, self.scale),
+                group_scales=scales,
+            ),
         )
         put(self, "q", draw.fork("q").bf16([rows, self.heads, dim], device, self.scale_exp))
         table = draw.fork("table").permutation(total, device).view(2, blocks)
@@ -83,10 +94,15 @@ class Case:
         """float32 [n, dim] as the engine sees them: decoded, scaled, rounded to BF16."""
         table = self.block_table[self.request[row]]
         slots = table[tokens // BLOCK] * self.stride + tokens % BLOCK
-        values = replace(self.cache, scale=1.0).gather(slots).float()
+        plain = replace(self.cache, fmt="e4m3", scale=1.0, group_scales=None)
         if self.fmt == "bf16":
-            return values
-        return (values * torch.tensor(self.scale).bfloat16().float()).bfloat16().float()
+            return self.cache.gather(slots).float()
+        values = plain.gather(slots).float()
+        factor = torch.tensor(self.scale).bfloat16().float().expand(values.shape)
+        if self.cache.group_scales is not None:
+            groups = self.cache.group_scales[slots].repeat_interleave(128, 1)
+            factor = torch.cat([groups, factor[:, self.ckv :]], 1)
+        return (values * factor).bfloat16().float()
 
 
 def flash(case: Case, *, tile: int = 64) -> torch.Tensor:

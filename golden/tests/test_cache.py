@@ -36,6 +36,68 @@ def test_the_scale_multiplies_both_parts_exactly():
     assert torch.equal(scaled, plain * 0.0123)
 
 
+def test_each_row_and_128_channels_have_their_scale():
+    """Against a loop over rows and channels that takes torch's own E4M3."""
+    rows, ckv, kpe = 7, 256, 3
+    data = Draw("groups").e4m3([rows, ckv + kpe])
+    scales = Draw("scales").bits([rows * 2]).float().abs().mul_(2.0**-60).view(rows, 2)
+    cache = PagedBytes(data, "e4m3_group", ckv, kpe, 2, 3, scale=0.25, group_scales=scales)
+    plain = data.view(torch.float8_e4m3fn).double().tolist()
+    slots = [6, 0, 3, 6]
+    decoded = cache.gather(torch.tensor(slots)).tolist()
+    assert scales.unique().numel() == 2 * rows
+    for row, slot in enumerate(slots):
+        for channel, code in enumerate(plain[slot]):
+            factor = scales[slot, channel // 128].item() if channel < ckv else 0.25
+            assert decoded[row][channel] == code * factor, (slot, channel)
+
+
+def test_what_is_not_finite_in_a_scale_stays_with_its_group_of_its_row():
+    scales = torch.ones(3, 2)
+    scales[1, 1] = float("nan")
+    data = torch.full((3, 256), 0x38, dtype=torch.uint8)
+    cache = PagedBytes(data, "e4m3_group", 256, 0, 1, 1, group_scales=scales)
+    bad = cache.gather(torch.arange(3)).isnan()
+    assert bad[1, 128:].all() and bad.sum() == 128
+
+
+def test_a_scale_that_changes_is_noticed_by_a_decoded_cache():
+    scales, data = torch.ones(2, 1), torch.full((2, 128), 0x38, dtype=torch.uint8)
+    cache = PagedBytes(data, "e4m3_group", 128, 0, 1, 1, group_scales=scales).decoded()
+    assert cache.gather(torch.tensor([1])).unique().tolist() == [1.0]
+    scales[1] = 3.0
+    assert cache.gather(torch.tensor([1])).unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"group_scales": None}, r"pass float32 \[4, 2\]"),
+        ({"group_scales": torch.ones(4, 1)}, r"\[4, 1\].*need contiguous float32 \[4, 2\]"),
+        ({"group_scales": torch.ones(3, 2)}, "for each row of the storage"),
+        ({"group_scales": torch.ones(4, 2).double()}, "float64"),
+        ({"group_scales": torch.ones(2, 4).T}, "contiguous False"),
+        ({"head_dim_ckv": 64, "head_dim_kpe": 192}, "multiple of 128"),
+        ({"fmt": "e4m3"}, "belong to 'e4m3_group' alone"),
+        ({"scale": 0.0}, "positive"),
+    ],
+    ids=["none", "groups", "rows", "float64", "strides", "tiny", "tensor", "scale"],
+)
+def test_group_scales_that_do_not_fit_are_refused(changes, said):
+    good: dict[str, Any] = {
+        "data": torch.zeros(4 * 256, dtype=torch.uint8),
+        "fmt": "e4m3_group",
+        "head_dim_ckv": 256,
+        "head_dim_kpe": 0,
+        "block_size": 2,
+        "block_stride_rows": 2,
+        "group_scales": torch.ones(4, 2),
+    }
+    PagedBytes(**good)
+    with pytest.raises(ValueError, match=said):
+        PagedBytes(**(good | changes))
+
+
 @pytest.mark.parametrize("fmt, scale", [("bf16", 1.0), ("e4m3", 0.0123)])
 def test_a_decoded_cache_is_the_same_until_its_bytes_change(fmt, scale):
     data = Draw("decoded").bits([9, 6]).view(torch.uint8).flatten()

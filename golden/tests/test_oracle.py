@@ -102,6 +102,30 @@ def test_sums_equal_their_definitions(fmt, scale):
         close(golden.decode.logit_fourth[row], (p * centred**4).sum(1).sqrt())
 
 
+@pytest.mark.parametrize("scale", [0.25, 0.7])
+def test_sums_of_groups_equal_their_definitions(scale):
+    case = Case("groups", [150, 40], 3, 256, 16, "e4m3_group", scale, split=64)
+    golden, parts = case.attend(), [slice(0, 128), slice(128, 256)]
+    if scale == 0.7:  # no power of two: the rope part's decoding is rounded too
+        parts.append(slice(256, 272))
+    assert golden.decode is not None
+    for row, tokens in enumerate(case.tokens):
+        slots = case.block_table[case.request[row]][tokens // BLOCK] * BLOCK + tokens % BLOCK
+        k, q = case.cache.gather(slots), case.q[row].double()
+        v, p = k[:, :256], (q @ k.T * case.sm_scale).softmax(1)
+        out = p @ v
+        c2, shift = torch.zeros_like(p), torch.zeros_like(out)
+        for part in parts:
+            share = q[:, part] @ k[:, part].T * case.sm_scale
+            c2 += case.sm_scale**2 * (q[:, part].square() @ k[:, part].square().T) + share**2
+            centred = share - (p * share).sum(1, keepdim=True)
+            shift += ((p * centred) @ v).abs()
+        noise = (p.square() * c2)[..., None] * (v - out[:, None]).square()
+        close(golden.decode.value_shift[row], shift)
+        close(golden.decode.logit_noise_sq[row], noise.sum(1))
+        close(golden.decode.logit_noise_max[row], c2.max(1).values.sqrt())
+
+
 def close(actual, expected):
     atol = 1e-6 * expected.abs().max().item()
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=atol)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from golden import Roundings, bound, compare
+from golden import Draw, Roundings, bound, compare
 from golden.tests.cases import BLOCK, Case, flash
 
 # Scales by what decoding rounds: nothing, the product and the scale, nothing, both, the scale.
@@ -31,6 +31,79 @@ def test_an_honest_engine_passes_with_room(fmt, scale, split, scale_exp, record_
         worst.append(verdict.max_ratio)
     assert max(worst) > 0.1, f"bounds ten times too wide: worst ratios {worst}"
     record_property("worst_ratio", max(worst))
+
+
+def grouped(lengths, ckv=256, kpe=8, scale=0.5, **others):
+    return Case("grouped", lengths, 16, ckv, kpe, "e4m3_group", scale, **others)
+
+
+@pytest.mark.parametrize("spread", [0, 3, 12])
+@pytest.mark.parametrize("scale", [0.5, 0.0271])
+@pytest.mark.parametrize("scale_exp", [-4, 0])
+def test_an_honest_engine_with_group_scales_passes_with_room(spread, scale, scale_exp):
+    worst = []
+    for lengths, ckv, kpe in [(SHORT, 256, 16), (SHORT, 128, 0), (LONG, 128, 8)]:
+        case = grouped(lengths, ckv, kpe, scale, scale_exp=scale_exp - spread, spread=spread)
+        verdict = compare(flash(case), case.attend(), roundings(case))
+        assert verdict.ok, verdict.message
+        assert verdict.max_ratio < 0.85, verdict.message
+        worst.append(verdict.max_ratio)
+    assert max(worst) > 0.25, f"bounds four times too wide: worst ratios {worst}"
+
+
+@pytest.mark.parametrize("n", [1, 5, 64, 1000])
+def test_a_scale_of_another_group_or_row_is_detected(n):
+    case = grouped([n], scale_exp=-3)
+    golden, scales = case.attend(), case.cache.group_scales
+    for wrong in (scales.flip(1), scales.roll(1, 0), torch.ones_like(scales)):
+        lie = replace(case)
+        object.__setattr__(lie, "cache", replace(case.cache, group_scales=wrong))
+        verdict = compare(flash(lie), golden, roundings(case))
+        assert not verdict.ok, verdict.message
+
+
+def test_one_group_three_percent_off_is_detected():
+    case = grouped([1, 5, 64], scale_exp=-3)
+    golden, scales = case.attend(), case.cache.group_scales.clone()
+    scales[:, 1] *= 1.03
+    verdict = compare(
+        case.attend(cache=replace(case.cache, group_scales=scales)).out, golden, roundings(case)
+    )
+    assert not verdict.ok and {dim // 128 for *_, dim, _, _, _ in verdict.worst} == {1}
+
+
+def test_a_group_scale_rounded_to_bf16_cannot_be_told_apart():
+    """Its error is the product's again, 2**-8, and drawn anew for each token. One token shows it
+    whole: 2 * 2**-8 of the 3 * 2**-8 that are allowed. More tokens average it out."""
+    case = grouped([1] * 32, 512, scale_exp=-3, context=64)
+    scales = case.cache.group_scales
+    assert scales is not None
+    engine = replace(case)
+    rounded = replace(case.cache, group_scales=scales.bfloat16().float())
+    object.__setattr__(engine, "cache", rounded)
+    golden = case.attend()
+    honest = compare(flash(case), golden, roundings(case)).max_ratio
+    assert 0.3 < honest <= 1 / 3
+    assert 0.6 < compare(flash(engine), golden, roundings(case)).max_ratio <= 2 / 3
+
+
+def test_group_decoding_errors_are_the_largest_of_all_products():
+    codes = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    scales = 1 + Draw("units").ints([2**14], 0, 2**23).float() * 2.0**-23
+    engine = (codes[:, None] * scales).bfloat16().double()
+    worst = (engine / (codes.double()[:, None] * scales.double()) - 1).abs().max().item()
+    unit = Roundings.of("e4m3_group", 1.0).kv_unit
+    assert 0.99 * unit < worst < unit
+    assert Roundings.of("e4m3_group", 0.0123).kv_unit > 1.2 * unit  # the rope part's scale
+
+
+@pytest.mark.parametrize("n", [64, 1000, 2048])
+def test_one_token_dropped_is_detected_with_group_scales(n):
+    case = grouped([n], 128, 0, spread=0, scale_exp=-3, split=256)
+    golden = case.attend()
+    case.tokens[0] = case.tokens[0][:-1]
+    verdict = compare(flash(case), golden, roundings(case))
+    assert not verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize("n", [64, 1000, 2048])

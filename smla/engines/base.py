@@ -13,7 +13,8 @@ from smla.schedule import ScheduleLayout
 class Engine(Protocol):
     """One attention kernel family, ready to plan and run for one configuration.
 
-    capabilities: what it offers, of `needs_plan`, `lse`, `exact_reads`, `bf16`, `fp8`.
+    capabilities: what it offers, of `needs_plan`, `lse`, `exact_reads`, `bf16`, `fp8`,
+    `fp8_group`.
     layout: where its schedule stands in the int workspace; plan_info: the same as FlashInfer
     said it last. plan_copies: whether its planner writes the device by itself. out_dtype: what it
     writes outputs as.
@@ -57,8 +58,11 @@ class Engine(Protocol):
         *,
         sm_scale: float,
         kv_scale: float,
+        ckv_scale_arr: Tensor | None,
     ) -> None:
         """Queue the attention of the schedule in `int_workspace` into `out`.
 
-        sm_scale multiplies the logits, kv_scale (1 for BF16) every element of the cache.
+        sm_scale multiplies the logits, kv_scale (1 for BF16) every element of the cache; with
+        ckv_scale_arr (float32 [cache rows, groups]) those of the rope part alone, and a group's
+        scale the others.
         """

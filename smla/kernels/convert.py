@@ -5,7 +5,8 @@ the cache. The kernel reads entries as integers and dereferences none of them un
 
 It runs first in a forward, so it also sees to what a replay cannot be refused for: for a plan of
 more rows than the forward has it clears the schedule's launch words. The attention kernel then does
-nothing, where it would read queries and write outputs behind their tensors.
+nothing, where it would read queries and write outputs behind their tensors. And it looks at the
+scales that the attention kernel will apply.
 """
 
 import torch
@@ -29,7 +30,7 @@ _CHUNK = 4096
         "num_blocks",
         "block_stride_rows",
     ],
-    do_not_specialize_on_alignment=["topk", "block_table", "device_scale"],
+    do_not_specialize_on_alignment=["topk", "block_table", "device_scale", "group_scales"],
 )
 def _convert_triton(
     topk,
@@ -47,16 +48,19 @@ def _convert_triton(
     schedule,
     device_scale,
     scale,
+    group_scales,
     flags,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOPK: tl.constexpr,
     KPOOL: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
     BELOW: tl.constexpr,
     ABOVE: tl.constexpr,
     UNCOVERED: tl.constexpr,
     RESCALED: tl.constexpr,
+    SLOT_ZERO: tl.constexpr,
     CHUNK: tl.constexpr,
     MERGES_AT: tl.constexpr,
     MERGES: tl.constexpr,
@@ -74,6 +78,10 @@ def _convert_triton(
         if HAS_SCALE:  # noqa: SIM102 (decided when compiled: without one nothing is loaded)
             if tl.load(device_scale) != scale:
                 tl.atomic_or(flags, RESCALED)
+        for group in tl.static_range(GROUPS):
+            finite = tl.abs(tl.load(group_scales + group)) < float("inf")
+            if finite == 0:
+                tl.atomic_or(flags, SLOT_ZERO)
     request = tl.load(row_request + row).to(tl.int64)
     context = tl.load(row_context + row)
     kept = 0
@@ -117,16 +125,19 @@ def _convert_torch(
     schedule: Tensor,
     device_scale: Tensor,
     scale: float,
+    group_scales: Tensor,
     flags: Tensor,
     WIDTH: int,
     BLOCK_SIZE: int,
     TOPK: int,
     KPOOL: int,
     HAS_SCALE: bool,
+    GROUPS: int,
     BELOW: int,
     ABOVE: int,
     UNCOVERED: int,
     RESCALED: int,
+    SLOT_ZERO: int,
     CHUNK: int,
     MERGES_AT: int,
     MERGES: int,
@@ -142,6 +153,8 @@ def _convert_torch(
         flags |= RESCALED * int(
             device_scale.view(-1)[0] != torch.tensor(scale, dtype=torch.float32)
         )
+    if GROUPS:
+        flags |= SLOT_ZERO * int(not group_scales.view(-1)[:GROUPS].isfinite().all())
     token = topk[:rows, :WIDTH].to(torch.int64)
     context = row_context[:rows].to(torch.int64)
     block_number = token.div(BLOCK_SIZE, rounding_mode="floor")
@@ -188,6 +201,7 @@ def convert(
     index_kpool: int,
     scale: float = 1.0,
     device_scale: Tensor | None = None,
+    group_scales: Tensor | None = None,
 ) -> None:
     """Fill `slots` [rows, width] and `counts` [rows] from the first `rows` of `topk_indices`.
 
@@ -197,6 +211,8 @@ def convert(
     laid out as `layout`; it is stopped where `live` exceeds `rows`, until the next clamp.
     device_scale: float32 [1] on the device, the cache's scale as it stands there when this runs;
     one that differs from `scale` (as float32) is flagged.
+    group_scales: float32 [cache rows, groups], the cache's; what is not finite in its first row is
+    flagged.
     """
     args = (
         topk_indices,
@@ -214,6 +230,7 @@ def convert(
         schedule,
         live if device_scale is None else device_scale,
         scale,
+        live if group_scales is None else group_scales,
         flags,
     )
     meta = {
@@ -222,10 +239,12 @@ def convert(
         "TOPK": index_topk,
         "KPOOL": index_kpool,
         "HAS_SCALE": device_scale is not None,
+        "GROUPS": 0 if group_scales is None else group_scales.shape[1],
         "BELOW": int(Flag.COUNT_BELOW_FORMULA),
         "ABOVE": int(Flag.COUNT_ABOVE_FORMULA),
         "UNCOVERED": int(Flag.ROWS_BEYOND_FORWARD),
         "RESCALED": int(Flag.SCALE_CHANGED),
+        "SLOT_ZERO": int(Flag.SLOT_ZERO_SCALE),
         "CHUNK": min(_CHUNK, triton.next_power_of_2(slots.shape[1])),
         **layout.launch_meta,
     }

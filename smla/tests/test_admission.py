@@ -11,6 +11,7 @@ from smla.schedule import ScheduleLayout
 from smla.tests.workbench import (
     CONFIG,
     FP8_CONFIG,
+    GROUP_CONFIG,
     INT32,
     NUM_SMS,
     Simulated,
@@ -111,9 +112,36 @@ class ForgetsTheSoftmaxScale(Tampered):
         arguments[13] = 1.0
 
 
+class ForgetsTheGroupScales(Tampered):
+    """Takes the rope part's scale for all of the cache."""
+
+    def spoil(self, arguments):
+        arguments[17] = None
+
+
+class TakesTheScalesOfTheRowBehind(Tampered):
+    def spoil(self, arguments):
+        arguments[17] = arguments[17].roll(-1, 0)
+
+
+class TakesTheScalesOfTheNextGroup(Tampered):
+    def spoil(self, arguments):
+        arguments[17] = arguments[17].roll(-1, 1)
+
+
+class TakesARowsFirstScaleForAll(Tampered):
+    def spoil(self, arguments):
+        arguments[17] = arguments[17][:, :1].expand_as(arguments[17])
+
+
+class ForgetsTheRopePartsScale(Tampered):
+    def spoil(self, arguments):
+        arguments[16] = 1.0
+
+
 class ForgetsTheCacheScale(Tampered):
     def spoil(self, arguments):
-        arguments[16] = arguments[17] = 1.0
+        arguments[15] = arguments[16] = 1.0
 
 
 WRONG = [
@@ -140,6 +168,21 @@ def test_a_module_that_forgets_the_scale_of_an_fp8_cache_is_refused():
         "relative error",
     )
     workbench(CONFIG, source=Simulated(ForgetsTheCacheScale())).good_step()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        ForgetsTheGroupScales, TakesTheScalesOfTheRowBehind, TakesTheScalesOfTheNextGroup,
+        TakesARowsFirstScaleForAll, ForgetsTheRopePartsScale, *WRONG[3:],
+    ],
+)  # fmt: skip
+def test_a_module_that_computes_a_group_scaled_cache_wrongly_is_refused(module):
+    assert_refused(
+        lambda: workbench(GROUP_CONFIG, source=Simulated(module())),
+        errors.AdmissionError,
+        "relative error",
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +228,7 @@ def test_a_right_output_whose_plan_was_too_short_is_refused_by_its_flag():
 @pytest.mark.parametrize("topk,kpool", [(1, 1), (2, 1), (16, 4), (36, 1), (37, 1), (64, 64)])
 @pytest.mark.parametrize("heads", [1, 65, 128])
 @pytest.mark.parametrize("slack", [0, 32])
-@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG, GROUP_CONFIG], ids=["bf16", "fp8", "group"])
 def test_every_geometry_of_a_right_module_is_admitted(topk, kpool, heads, slack, base):
     config = replace(
         base, index_topk=topk, index_kpool=kpool, topk_width=topk + kpool - 1, num_heads=heads,
@@ -197,7 +240,7 @@ def test_every_geometry_of_a_right_module_is_admitted(topk, kpool, heads, slack,
 
 
 @pytest.mark.parametrize("sm_scale", [2e-38, 1e-9, 1.0, 5, 1e3])
-@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG, GROUP_CONFIG], ids=["bf16", "fp8", "group"])
 def test_every_softmax_scale_of_a_right_module_is_admitted(sm_scale, base):
     bench = workbench(replace(base, sm_scale=sm_scale))
     assert bench.backend.config.sm_scale == sm_scale and not bench.state.read_flags()
@@ -210,7 +253,7 @@ def test_admission_leaves_nothing_behind():
     assert not bench.state.read_flags() and not bench.state.int_workspace.any()
 
 
-@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("base", [CONFIG, FP8_CONFIG, GROUP_CONFIG], ids=["bf16", "fp8", "group"])
 def test_a_model_s_default_dtype_changes_nothing(base):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -4,19 +4,21 @@ The interpreter runs Python and forgives what Triton's compiler does not.
 """
 
 import os
+import re
 
 import pytest
 import torch
 import triton
 
 import smla
-from smla.tests.workbench import CONFIG, FP8_CONFIG, NUM_SMS, Simulated, Workbench
+from smla.tests.workbench import CONFIG, FP8_CONFIG, GROUP_CONFIG, NUM_SMS, Simulated, Workbench
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on, nothing is compiled", allow_module_level=True)
 
-TYPES = {torch.int32: "*i32", torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32",
-         float: "fp32", torch.int64: "*i64", torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
+TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.bfloat16: "*bf16",
+         torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv",
+         int: "i32", float: "fp32"}  # fmt: skip
 
 
 class Recording(smla.CpuRuntime):
@@ -33,9 +35,17 @@ class Recording(smla.CpuRuntime):
 
 def launches():
     seen: dict = {}
-    for config in (CONFIG, FP8_CONFIG):
+    for config in (CONFIG, FP8_CONFIG, GROUP_CONFIG):
         runtime = Recording()
         Workbench(config, runtime, Simulated()).good_step()
+        seen |= runtime.launches
+    for kpe in (0, 64):
+        runtime = Recording()
+        cache = torch.zeros(2, 64, 512 + kpe, dtype=torch.uint8)
+        ckv, rope = (torch.zeros(3, dim, dtype=torch.bfloat16) for dim in (512, kpe))
+        slots, scales = torch.tensor([5, -1, 9]), smla.new_group_scales(runtime, cache)
+        smla.write_per_tensor(runtime, ckv, rope, cache, slots, k_scale=0.3)
+        smla.write_per_group(runtime, ckv, rope, cache, scales, slots, k_scale=0.5)
         seen |= runtime.launches
     runtime = Recording()
     caches = (
@@ -52,7 +62,23 @@ LAUNCHES = launches()
 
 def test_every_kernel_is_seen():
     names = {name for name, *_ in LAUNCHES}
-    assert names == {"row_map", "clamp", "convert", "pack", "rescale", "ds_mla"}
+    assert names == {
+        "row_map", "clamp", "convert", "pack", "rescale", "write_per_tensor", "write_per_group",
+        "ds_mla",
+    }  # fmt: skip
+
+
+def test_both_scalings_and_both_rope_widths_of_the_writes_are_seen():
+    writes = [
+        (name, meta["KPE"])
+        for (name, *_), (_, _, meta) in LAUNCHES.items()
+        if name.startswith("write")
+    ]
+    assert sorted(writes) == [
+        (name, kpe) for name in ("write_per_group", "write_per_tensor") for kpe in (0, 64)
+    ]
+    groups = {meta["GROUPS"] for _, _, meta in LAUNCHES.values() if "HAS_SCALE" in meta}
+    assert groups == {0, 2}, "convert with group scales and without"
 
 
 @pytest.mark.parametrize("key", list(LAUNCHES), ids=lambda key: "-".join(map(str, key)))
@@ -71,3 +97,7 @@ def test_a_kernel_compiles(key):
     options = {"num_warps": kernel.num_warps}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert made.asm["cubin"]
+    if kernel.name.startswith("write"):
+        # Division and subnormal numbers as IEEE 754 has them, as on the interpreter.
+        assert "div.rn.f32" in made.asm["ptx"]
+        assert not re.search(r"div\.(full|approx)|\.ftz", made.asm["ptx"])

@@ -28,6 +28,9 @@ ON_THE_HOST = {
 TWINS = {  # what a CpuRuntime runs inside launch(), in the place of a kernel
     (f"kernels/{name}.py", f"_{name}_torch")
     for name in ("clamp", "convert", "pack", "rescale", "row_map")
+} | {
+    ("kernels/write_kv.py", f"_{name}")
+    for name in ("write_per_tensor_torch", "write_per_group_torch")
 }
 WAITS_OR_MOVES = {"cuda", "cpu", "item", "tolist", "numpy", "pin_memory", "is_pinned", "to_local"}
 KEYWORDS = {"non_blocking", "pin_memory", "device"}

@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 import smla
 from smla.schedule import ScheduleLayout
-from smla.tests.workbench import CONFIG, FP8_CONFIG, INT32, NUM_SMS, Simulated, Workbench
+from smla.tests.workbench import (
+    CONFIG,
+    FP8_CONFIG,
+    GROUP_CONFIG,
+    INT32,
+    NUM_SMS,
+    Simulated,
+    Workbench,
+)
 
 
 class Touched(AssertionError):
@@ -114,7 +122,7 @@ class WatchedRuntime(smla.CpuRuntime):
             super().write(dst, src)
 
 
-CONFIGS = [CONFIG, FP8_CONFIG, replace(CONFIG, head_dim_kpe=0, plan_slack=0)]
+CONFIGS = [CONFIG, FP8_CONFIG, GROUP_CONFIG, replace(CONFIG, head_dim_kpe=0, plan_slack=0)]
 STEPS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("planned", {}, {"staging": 1, "native_plan": 1}),
     ("reused", {}, {"staging": 0, "native_plan": 0}),
@@ -125,7 +133,7 @@ STEPS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["bf16", "fp8", "nope"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["bf16", "fp8", "group", "nope"])
 def test_steps_touch_the_device_through_the_runtime_alone(config):
     runtime = WatchedRuntime()
     with Watch(runtime) as watch:
@@ -164,7 +172,7 @@ def test_steps_of_several_schedules_touch_the_device_through_the_runtime_alone(
     bench.check_output(batch, call)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["bf16", "fp8", "nope"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["bf16", "fp8", "group", "nope"])
 def test_a_captured_forward_does_all_its_work_when_replayed(config):
     runtime = WatchedRuntime()
     bench = Workbench(config, runtime, Simulated())
@@ -179,6 +187,39 @@ def test_a_captured_forward_does_all_its_work_when_replayed(config):
     with Watch(runtime):
         graph.replay()
     bench.check_output(batch, call)
+
+
+@pytest.mark.parametrize("config", [FP8_CONFIG, GROUP_CONFIG], ids=["tensor", "group"])
+@pytest.mark.parametrize("captured", [False, True], ids=["queued", "captured"])
+def test_a_cache_write_touches_the_device_through_one_launch_alone(config, captured):
+    runtime = WatchedRuntime()
+    bench = Workbench(config, runtime, Simulated())
+    values = bench.on_device(bench.draw.bf16((5, config.head_dim)))
+    slots = bench.on_device(torch.tensor([0, 65, -1, 7, 10**9]))
+    before = runtime.read(bench.cache)
+    runtime.calls.clear()
+
+    def write() -> None:
+        parts = values[:, : config.head_dim_ckv], values[:, config.head_dim_ckv :]
+        if config.scale_groups:
+            smla.write_per_group(
+                runtime, *parts, bench.cache, bench.scale_arr, slots, k_scale=bench.k_scale
+            )
+        else:
+            smla.write_per_tensor(runtime, *parts, bench.cache, slots, k_scale=0.375)
+
+    if captured:
+        with Watch(runtime), runtime.capture() as graph:
+            write()
+        assert torch.equal(before, bench.cache), "the capture wrote"
+        with Watch(runtime):
+            graph.replay()
+    else:
+        with Watch(runtime):
+            write()
+    assert runtime.calls == {"queued": 1}
+    changed = (before != bench.cache).any(-1).nonzero().tolist()
+    assert changed == [[0, 0], [0, 7], [1, 1]]
 
 
 @pytest.mark.parametrize(

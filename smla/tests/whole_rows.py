@@ -78,9 +78,18 @@ class WholeRows:
             slots = kv_indices[start : start + min(end, length)].long()
             assert not slots.numel() or int(slots.min()) >= 0, f"row {row} reads a negative slot"
             values = _scaled(ckv[slots, 0], ckv_scale)
+            if ckv_scale_arr is not None:
+                values = _in_groups(ckv[slots, 0], ckv_scale_arr[slots])
+                if min(end, length) % 64:  # masked positions are zeros times slot 0's scales
+                    values = values + 0.0 * ckv_scale_arr[0].double().repeat_interleave(128)
             logits = q_nope[row].double() @ values.T
             logits += q_pe[row].double() @ _scaled(kpe[slots, 0], kpe_scale).T
             out[row] = (torch.softmax(logits * sm_scale, -1) @ values).to(out.dtype)
+
+
+def _in_groups(stored: Tensor, scales: Tensor) -> Tensor:
+    """As FlashInfer's kernel does it: the product is float32, rounded to BF16 once."""
+    return (stored.float() * scales.repeat_interleave(128, -1)).bfloat16().double()
 
 
 def _scaled(stored: Tensor, scale: float) -> Tensor:

@@ -23,6 +23,8 @@ from smla.engines.flashinfer.compat import NativeSource
 from smla.tests.whole_rows import INT32, NUM_SMS, WholeRows
 
 K_SCALE = 0.375
+GROUP_K_SCALE = 0.5
+"""Of the rope part beside group scales."""
 
 CONFIG = smla.SparseMLAConfig(
     num_heads=4,
@@ -35,6 +37,8 @@ CONFIG = smla.SparseMLAConfig(
     head_dim_kpe=64,
 )
 FP8_CONFIG = replace(CONFIG, kv_dtype=torch.float8_e4m3fn)
+GROUP_CONFIG = replace(FP8_CONFIG, kv_scaling="group", head_dim_ckv=256)
+"""FP8 with two scales for each cached token."""
 
 
 class Simulated:
@@ -75,6 +79,14 @@ class Workbench:
         self.bytes = self.draw.e4m3(shape) if fp8 else self.draw.bf16(shape).view(torch.uint8)
         self.cache = self.on_device(self.bytes.view(self.config.storage_dtype))
         self.k_scale = K_SCALE if fp8 else None
+        self.group_scales = None
+        if self.config.scale_groups:
+            self.k_scale = GROUP_K_SCALE
+            # From 2**-3 to 2**3, no power of two: BF16 holds none of them.
+            scales = (self.bytes[..., 0].numel(), self.config.scale_groups)
+            drawn = self.draw.ints(scales, 0, 1 << 20)
+            self.group_scales = 2.0 ** (drawn.float() / (1 << 20) * 6 - 3)
+            self.scale_arr = self.on_device(self.group_scales)
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """A device copy, made through the runtime."""
@@ -143,16 +155,20 @@ class Workbench:
     def forward(
         self, call: dict[str, Tensor], metadata: smla.SparseMLAMetadata, **changes: Any
     ) -> Tensor:
-        merged = {"kv_cache": self.cache, "k_scale": self.k_scale, **call, **changes}
+        merged: dict[str, Any] = {"kv_cache": self.cache, "k_scale": self.k_scale, **call}
+        if self.group_scales is not None:
+            merged["ckv_scale_arr"] = self.scale_arr
+        merged |= changes
         return self.backend.forward(metadata=metadata, **merged)
 
     def check_output(self, batch: smla.BatchLayout, call: dict[str, Tensor]) -> None:
         """Fail unless the live rows of call['out'] are what golden says."""
         read, config, live = self.runtime.read, self.config, batch.num_tokens
-        fmt = "bf16" if self.k_scale is None else "e4m3"
+        fmt = "e4m3" if config.storage_dtype == torch.uint8 else "bf16"
+        fmt += "_group" if config.scale_groups else ""
         cache = PagedBytes(
             self.bytes, fmt, config.head_dim_ckv, config.head_dim_kpe,
-            config.block_size, config.block_size, self.k_scale or 1.0,
+            config.block_size, config.block_size, self.k_scale or 1.0, self.group_scales,
         )  # fmt: skip
         requests = lengths.row_requests(read(batch.query_start_loc).numpy())
         golden = attend(

@@ -99,8 +99,12 @@ class InstalledFlashInfer:
 
 
 def out_dtype(config: SparseMLAConfig) -> torch.dtype:
-    """Return what the module writes: FP16 for an FP8 cache, whose output is still to be scaled."""
-    return torch.float16 if config.kv_dtype == torch.float8_e4m3fn else torch.bfloat16
+    """Return what the module writes: FP16 where the output of an FP8 cache is still to be scaled.
+
+    With group scales it is not: the kernel has applied them.
+    """
+    to_scale = config.kv_dtype == torch.float8_e4m3fn and not config.scale_groups
+    return torch.float16 if to_scale else torch.bfloat16
 
 
 def _loader() -> Any:

@@ -33,7 +33,7 @@ class FlashInferEngine:
     plan_info: what FlashInfer returned last; every plan has the same one, checked each time.
     """
 
-    capabilities = frozenset({"needs_plan", "exact_reads", "bf16", "fp8"})
+    capabilities = frozenset({"needs_plan", "exact_reads", "bf16", "fp8", "fp8_group"})
 
     def __init__(self, config: SparseMLAConfig, runtime: Runtime, source: NativeSource) -> None:
         self.layout = ScheduleLayout(config.num_heads, runtime.num_sms, config.head_dim_ckv)
@@ -108,6 +108,7 @@ class FlashInferEngine:
         *,
         sm_scale: float,
         kv_scale: float,
+        ckv_scale_arr: Tensor | None,
     ) -> None:
         self._runtime.native_run(
             self._module.run,
@@ -128,5 +129,5 @@ class FlashInferEngine:
             False,
             kv_scale,
             kv_scale,
-            None,
+            ckv_scale_arr,  # where given, read in the place of the first of the two
         )
