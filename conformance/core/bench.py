@@ -71,6 +71,7 @@ class Bench:
         rows = config.max_tokens  # of the bench's buffers; the subject's may be larger
         self.config = replace(config, **(changes or {}))
         needed = "fp8" if self.config.fp8 else "bf16"
+        needed = "fp8_group" if self.config.group_scales else needed
         if needed not in subject.capabilities:
             raise Unobservable(f"capability {needed}")
         self.clock: Any = None
@@ -89,8 +90,13 @@ class Bench:
         self._storage = (
             storage(nbytes, unmapped) if storage else runtime.empty((nbytes,), torch.uint8)
         )
-        checks = "scale-check" in subject.capabilities and self.config.fp8
+        per_tensor = self.config.fp8 and not self.config.group_scales
+        checks = "scale-check" in subject.capabilities and per_tensor
         self._scale = runtime.empty((1,), torch.float32) if checks else None
+        self._group_scales: Tensor | None = None
+        if self.world.scales is not None:
+            self._group_scales = runtime.empty(tuple(self.world.scales.shape), torch.float32)
+            self.set_group_scales(self.world.scales)
         self._q_nope = runtime.empty((rows, heads, ckv), bf16)
         self._q_pe = runtime.empty((rows, heads, kpe), bf16)
         self._topk = runtime.empty((rows, self.config.geometry.topk_width), int32)
@@ -126,6 +132,10 @@ class Bench:
         """Change the cache's scale on the device, for subjects that check it."""
         if self._scale is not None:
             self.write(self._scale, torch.tensor([value], dtype=torch.float32))
+
+    def set_group_scales(self, scales: Tensor) -> None:
+        """Replace what the subject is given as group scales, not what golden reads."""
+        self.write(self._group_scales, scales)
 
     def aside(self) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another stream."""
@@ -184,6 +194,23 @@ class Bench:
     def cache_bytes(self) -> Tensor:
         """Return a host copy of the cache's bytes as they are on the device."""
         return self.read(self._storage)
+
+    def group_scales(self) -> Tensor:
+        """Return a host copy of the group scales as they are on the device."""
+        return self.read(self._group_scales)
+
+    def write_cache(
+        self, ckv: Tensor, kpe: Tensor, slots: Tensor, k_scale: float, *, grouped: bool
+    ) -> None:
+        """Have the subject quantize tokens into the cache; as `Instance.write_cache`."""
+        given = []
+        for host in (ckv, kpe, slots):
+            given.append(self.runtime.empty(tuple(host.shape), host.dtype))
+            self.write(given[-1], host)
+        ckv, kpe, slots = given
+        scales = self.world.flat(self._group_scales) if grouped else None
+        cache = self.world.cache(self._storage)
+        self.instance.write_cache(ckv, kpe, cache, slots, k_scale, scales)
 
     def set_table(self, table: Tensor) -> None:
         """Replace the block table that the subject is given, not the one that is true."""
@@ -297,6 +324,8 @@ class Bench:
     ) -> None:
         true_scale = self.config.k_scale if self.config.fp8 else None
         more = {} if self._scale is None else {"device_k_scale": self._scale}
+        if self._group_scales is not None:
+            more["ckv_scale_arr"] = self.world.flat(self._group_scales)
         self.instance.forward(
             q_nope,
             q_pe,
@@ -368,8 +397,8 @@ class Bench:
 
     def judge(self, observed: Tensor, golden: Golden) -> Verdict:
         """Compare with the error model of this case's format."""
-        roundings = Roundings.of("e4m3" if self.config.fp8 else "bf16", self.config.k_scale)
-        if self._interpret and self.config.fp8:
+        roundings = Roundings.of(self.config.fmt, self.config.k_scale)
+        if self._interpret and self.config.fmt == "e4m3":
             # Triton's interpreter (3.9) cuts float32 off where it makes BF16 of it.
             roundings = replace(roundings, out_unit=roundings.out_unit + 2.0**-8)
         return compare(observed.to(golden.out.device), golden, roundings)

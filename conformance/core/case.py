@@ -38,7 +38,7 @@ GEOMETRIES = {
 }
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
-    "dtype": ("bf16", "fp8"),
+    "dtype": ("bf16", "fp8", "fp8g"),
     "kpe": ("0", "64"),
     "heads": ("16", *(str(n) for n in range(1, 129) if n != 16)),
     "geo": tuple(GEOMETRIES),
@@ -48,14 +48,20 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "width": ("small", "full"),
     "how": (),
 }
-"""Each dimension's values, the default first. width: the compressed width on the twin, 64 or 512
-(a GPU always has 512). how: a word that the requirement's own test explains."""
+"""Each dimension's values, the default first. dtype: of the cache; fp8 has a scale per tensor, fp8g
+one per row and 128 channels. width: the compressed width on the twin, 64 (fp8g: 256) or 512 (a GPU
+always has 512). how: a word that the requirement's own test explains."""
+
+SCALE_GROUP = 128
+"""Channels of the compressed part that share a scale in an fp8g cache."""
 
 
 @dataclass(frozen=True)
 class Config:
     """What a subject is constructed for. head dims in elements, fp8 is E4M3 stored as uint8.
 
+    group_scales: an fp8 cache's compressed part has a float32 scale per row and SCALE_GROUP
+    channels; k_scale is then the rope part's alone, a power of two.
     kv_dtype_name: the name of a torch dtype to ask for instead of those two, to see it refused.
     """
 
@@ -69,6 +75,19 @@ class Config:
     k_scale: float
     force_mqa: bool = False
     kv_dtype_name: str = ""
+    group_scales: bool = False
+
+    @property
+    def fmt(self) -> str:
+        """The cache's format, as golden names it."""
+        if self.group_scales:
+            return "e4m3_group"
+        return "e4m3" if self.fp8 else "bf16"
+
+    @property
+    def groups(self) -> int:
+        """Scales of a cache row."""
+        return self.head_dim_ckv // SCALE_GROUP
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conformance.core import grouped
 from conformance.core.case import Case, Config, Step, valid_count
 from golden import Draw, Golden, PagedBytes, attend
 
@@ -38,7 +39,8 @@ class World:
     raw: uint8, the whole storage. block_table: int32 [requests, blocks], physical blocks in
     drawn order, none used twice. longest: tokens that each request has room for. page: the
     storage is a whole number of these bytes. hole: the first page's blocks (block 0, the null
-    block of many engines, among them) belong to nobody.
+    block of many engines, among them) belong to nobody. scales: float32 [rows of the storage,
+    groups], None but for group scales.
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class World:
         self.block_table = order.view(self.requests, blocks).to(torch.int32)
         self.stride_rows = geometry.block_size + geometry.gap_rows
         rows = self.num_blocks * self.stride_rows
-        if config.fp8:
+        self.scales: Tensor | None = None
+        if config.group_scales:
+            self.raw, self.scales = grouped.drawn(draw, rows, config, device)
+        elif config.fp8:
             self.raw = draw.e4m3((rows, head_dim), device).view(-1)
         else:
             self.raw = draw.bf16((rows, head_dim), device).view(torch.uint8).view(-1)
@@ -79,14 +84,16 @@ class World:
     def paged(self, raw: Tensor | None = None) -> PagedBytes:
         """Return the cache as golden reads it."""
         config = self.config
+        more = {} if self.scales is None else {"group_scales": self.scales}
         return PagedBytes(
             data=self.raw if raw is None else raw,
-            fmt="e4m3" if config.fp8 else "bf16",
+            fmt=config.fmt,
             head_dim_ckv=config.head_dim_ckv,
             head_dim_kpe=config.head_dim_kpe,
             block_size=config.geometry.block_size,
             block_stride_rows=self.stride_rows,
             scale=config.k_scale,
+            **more,
         )
 
     def cache(self, storage: Tensor) -> Tensor:
@@ -96,6 +103,12 @@ class World:
         typed = storage if config.fp8 else storage.view(torch.bfloat16)
         rows = typed.view(self.num_blocks, self.stride_rows, head_dim)
         return rows[:, : config.geometry.block_size]
+
+    def flat(self, scales: Tensor) -> Tensor:
+        """Return group scales of the whole storage as a subject is given them: [flat rows, groups],
+        without the rows behind the last block.
+        """
+        return scales[: scales.shape[0] - self.config.geometry.gap_rows]
 
     def poisoned(self, slots: Sequence[int], kind: str) -> Tensor:
         """Return the cache's bytes with these rows filled: "nan", "inf" (BF16 only) or "huge"."""

@@ -8,6 +8,9 @@ from golden import Draw
 _LEAST_TOKENS = 48
 _SPARE_TOKENS = 8
 _K_SCALES = (1.0, 0.5, 0.0625, 0.0123, 0.37, 3.1)
+_ROPE_SCALES = (1.0, 0.5, 2.0**-4, 2.0**-7)
+_SMALL = {"bf16": 64, "fp8": 64, "fp8g": 256}
+"""The small compressed width: of a cache with group scales, two groups of channels."""
 
 
 def config_of(case: Case, steps: Sequence[Step], *, full_width: bool) -> Config:
@@ -16,9 +19,11 @@ def config_of(case: Case, steps: Sequence[Step], *, full_width: bool) -> Config:
     full_width: the compressed width is the kernel's real 512 whatever the case says.
     """
     largest = max(step.padded_rows for step in steps)
-    heads, kpe, fp8 = int(case["heads"]), int(case["kpe"]), case["dtype"] == "fp8"
-    ckv = 512 if full_width or case["width"] == "full" else 64
-    k_scale = case.draw.fork("k_scale").choice(_K_SCALES) if fp8 else 1.0
+    heads, kpe, dtype = int(case["heads"]), int(case["kpe"]), case["dtype"]
+    fp8, grouped = dtype != "bf16", dtype == "fp8g"
+    ckv = 512 if full_width or case["width"] == "full" else _SMALL[dtype]
+    scales = _ROPE_SCALES if grouped else _K_SCALES
+    k_scale = case.draw.fork("k_scale").choice(scales) if fp8 else 1.0
     return Config(
         num_heads=heads,
         head_dim_ckv=ckv,
@@ -30,6 +35,7 @@ def config_of(case: Case, steps: Sequence[Step], *, full_width: bool) -> Config:
         sm_scale=(ckv + kpe) ** -0.5 / k_scale,
         k_scale=k_scale,
         force_mqa=case["how"].endswith("mqa"),
+        group_scales=grouped,
     )
 
 

@@ -37,10 +37,10 @@ class Observation:
     plan_info: FlashInfer's 18 integers. int_workspace: uint8, as the kernel reads it.
     kv_indptr, kv_indices: packed CSR, int32. counts, contexts: per row, int32.
     flags: names of what the device noticed, of valid_above_plan, count_below_formula,
-    count_above_formula, rows_beyond_forward and scale_changed. plans: how many plans were made so
-    far. waits: how often the host has waited for the device so far, on behalf of the subject's own
-    steps. addresses: device address of every buffer that a captured forward of the subject uses, by
-    name.
+    count_above_formula, rows_beyond_forward, scale_changed and slot_zero_scale. plans: how many
+    plans were made so far. waits: how often the host has waited for the device so far, on behalf
+    of the subject's own steps. addresses: device address of every buffer that a captured forward of
+    the subject uses, by name.
     """
 
     plan_info: list[int] | None = None
@@ -110,9 +110,13 @@ class Instance(Protocol):
         k_scale: float | None,
         out: Tensor,
         device_k_scale: Tensor | None = None,
+        ckv_scale_arr: Tensor | None = None,
     ) -> None:
         """Compute the step into `out`.
 
+        ckv_scale_arr: float32 [physical rows, groups], contiguous, rows between blocks counted and
+        those behind the last block not. Given to subjects with the capability `fp8_group` for
+        caches with group scales alone, of which k_scale is the rope part's scale.
         device_k_scale: float32 [1], the cache's scale on the device; given to subjects with the
         capability `scale-check` alone, which flag one that differs from k_scale.
         """
@@ -120,11 +124,32 @@ class Instance(Protocol):
     def observe(self) -> Observation:
         """Wait for the device and show what can be seen."""
 
+    def write_cache(
+        self,
+        ckv: Tensor,
+        kpe: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: float,
+        ckv_scale_arr: Tensor | None = None,
+    ) -> None:
+        """Quantize tokens into the cache; only for subjects with the capability `cache-write`.
+
+        ckv, kpe: BF16 [tokens, width]. kv_cache: as forward's. slot_mapping: int64 [tokens] of
+        logical slots block * block_size + offset; -1: nothing is written. ckv_scale_arr: as
+        forward's, written beside the codes; None: k_scale is the scale of both parts.
+
+        A group's scale is its largest finite magnitude / 448 in float32, at least 2**-126, and 1
+        where that magnitude is 0. A code is value / scale, rounded to float32 and that to E4M3:
+        ties to even, at most 448, infinities too; NaN becomes a NaN code.
+        """
+
 
 class Subject(Protocol):
     """A backend under test.
 
-    capabilities: of `bf16`, `fp8`, `capture` (forwards can be captured), `native` (takes a
+    capabilities: of `bf16`, `fp8`, `fp8_group` (E4M3 with group scales), `cache-write` (its
+    instances have `write_cache`), `capture` (forwards can be captured), `native` (takes a
     wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
     (takes the cache's scale on the device, too), `one-stream` (refuses a forward on another stream
     than its build), `clock` (queues through a given runtime; without

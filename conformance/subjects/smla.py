@@ -74,6 +74,7 @@ def _config(config: Config) -> smla.SparseMLAConfig:
         kv_dtype=getattr(
             torch, config.kv_dtype_name or ("float8_e4m3fn" if config.fp8 else "bfloat16")
         ),
+        kv_scaling="group" if config.group_scales else "tensor",
         block_size=geometry.block_size,
         force_mqa=config.force_mqa,
     )
@@ -110,6 +111,7 @@ class SmlaInstance:
         k_scale: float | None,
         out: Tensor,
         device_k_scale: Tensor | None = None,
+        ckv_scale_arr: Tensor | None = None,
     ) -> None:
         self._backend.forward(
             q_nope,
@@ -119,7 +121,24 @@ class SmlaInstance:
             metadata,
             k_scale=k_scale,
             device_k_scale=device_k_scale,
+            ckv_scale_arr=ckv_scale_arr,
             out=out,
+        )
+
+    def write_cache(
+        self,
+        ckv: Tensor,
+        kpe: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: float,
+        ckv_scale_arr: Tensor | None = None,
+    ) -> None:
+        if ckv_scale_arr is None:
+            smla.write_per_tensor(self.runtime, ckv, kpe, kv_cache, slot_mapping, k_scale=k_scale)
+            return
+        smla.write_per_group(
+            self.runtime, ckv, kpe, kv_cache, ckv_scale_arr, slot_mapping, k_scale=k_scale
         )
 
     def observe(self) -> Observation:
@@ -144,7 +163,10 @@ class SmlaSubject:
     name = "smla"
     version = smla.__version__
     capabilities = frozenset(
-        {"bf16", "fp8", "capture", "native", "mha", "scale-check", "one-stream", "clock"}
+        {
+            *("bf16", "fp8", "fp8_group", "cache-write", "capture", "native", "mha"),
+            *("scale-check", "one-stream", "clock"),
+        }
     )
 
     def refusals(self, config: Config, capability: tuple[int, int]) -> list[str]:

@@ -94,6 +94,9 @@ class _Counted:
         self._note("forward")
         self._real.forward(*args, **options)
 
+    def write_cache(self, *args: Any, **options: Any) -> None:
+        self._real.write_cache(*args, **options)
+
     def observe(self) -> Any:
         return self._real.observe()
 

@@ -155,6 +155,8 @@ def forward(refusals: Refusals, metadata: Any, **changes: Any) -> None:
         "topk": inputs.topk.to(device),
         "k_scale": bench.config.k_scale if bench.config.fp8 else None,
     }
+    if bench.config.group_scales:
+        arguments["ckv_scale_arr"] = bench.world.flat(bench.world.scales)
     arguments |= changes
     rows = refusals.step.padded_rows
     bench.instance.forward(
@@ -165,6 +167,7 @@ def forward(refusals: Refusals, metadata: Any, **changes: Any) -> None:
         metadata,
         arguments["k_scale"],
         bench.output_buffer(rows),
+        **{name: value for name, value in arguments.items() if name == "ckv_scale_arr"},
     )
 
 

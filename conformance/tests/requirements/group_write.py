@@ -1,0 +1,260 @@
+"""The cache write held against E4M3 derived anew: nearest codes, ties to even, scales, places."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conformance.core.bench import Bench
+from conformance.core.case import SCALE_GROUP, Step
+from conformance.core.inputs import StepInputs, World
+from conformance.core.lab import Lab
+from golden import Draw, PagedBytes, attend
+
+LARGEST = 448.0
+LEAST = 2.0**-126
+"""The smallest scale: FlashInfer's kernel is built with fast math, which takes less for zero."""
+
+TOKENS = 24
+
+_VALUES = [
+    (code % 8 + (8 if code >= 8 else 0)) * 2.0 ** (max(code // 8, 1) - 10) for code in range(127)
+]
+MAGNITUDES = torch.tensor(_VALUES, dtype=torch.float64)
+"""Of the codes 0 to 126, in order: 3 bits of mantissa, binades 2^-6 to 2^8, no infinity."""
+
+TIES = (MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2
+"""Between each two neighbours."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is to be written, and where. ckv, kpe: BF16 [tokens, width].
+
+    slots: int64 [tokens], logical; -1 for padding. rows: the cache row of each token, -1 alike.
+    """
+
+    ckv: Tensor
+    kpe: Tensor
+    slots: Tensor
+    rows: Tensor
+
+
+def nearest(magnitude: Tensor) -> Tensor:
+    """The code of the nearest value, the even one of two, at most 448's."""
+    at = torch.searchsorted(TIES, magnitude)
+    tie = (at < len(TIES)) & (TIES[at.clamp(max=len(TIES) - 1)] == magnitude)
+    return at + (tie & (at % 2 == 1)).long()
+
+
+def check_codes(lab: Lab, codes: Tensor, values: Tensor, scales: Tensor, what: str) -> None:
+    """Assert that codes [n, d] are of values [n, d] over scales, which broadcast to them."""
+    # A quotient of doubles, rounded to float32, is the float32 quotient: 53 >= 2 * 24 + 2 bits.
+    quotient = (values.double() / scales.double()).float().double()
+    size, wanted = codes.long() & 0x7F, nearest(quotient.abs())
+    wanted = wanted.masked_fill(values.isnan(), 0x7F)
+    signs = (wanted == 0) | (wanted == 0x7F) | ((codes >= 128) == (values < 0))
+    wrong = ((size != wanted) | ~signs).nonzero()
+    first = tuple(wrong[0].tolist()) if len(wrong) else ()
+    lab.check(
+        not first,
+        f"{what}: {len(wrong)} of {codes.numel()} codes, the first",
+        got=f"{int(codes[first]):#x} for {float(values[first])!r}" if first else "",
+        expected=f"magnitude {int(wanted[first]):#x} of quotient {float(quotient[first])!r}"
+        if first
+        else "",
+    )
+
+
+def tokens_of(lab: Lab, world: World, label: str, *, ckv: Tensor | None = None) -> Tokens:
+    """Draw tokens for slots far apart and out of order, some of them padding."""
+    config, draw = world.config, lab.case.draw.fork(f"write {label}")
+    size, count = config.geometry.block_size, TOKENS
+    slots = torch.tensor(draw.sample(world.num_blocks * size, count))
+    rows = slots // size * world.stride_rows + slots % size
+    padding = draw.ints((count,), 0, 6) == 0
+    slots, rows = slots.masked_fill(padding, -1), rows.masked_fill(padding, -1)
+    kpe = draw.bf16((count, config.head_dim_kpe)) * config.k_scale
+    loud = draw.ints(kpe.shape, 0, 16) == 0  # beyond 448: it saturates
+    kpe = torch.where(loud, kpe * 2**11, kpe)
+    return Tokens(latents(draw, count, config.groups) if ckv is None else ckv, kpe, slots, rows)
+
+
+def latents(draw: Draw, count: int, groups: int) -> Tensor:
+    """Draw BF16 [count, groups * 128] group by group: of any size, zero, or all of it ties."""
+    shape = (count, groups, SCALE_GROUP)
+    powers = torch.tensor([2.0**n for n in range(-40, 31)])
+    size = powers[draw.ints((count, groups, 1), 0, len(powers))]
+    values = draw.bf16(shape).float() * size
+    loud = draw.ints(shape, 0, 64) == 0  # a few channels far above the others
+    values = torch.where(loud, values * 2**7, values)
+    ties = TIES[draw.ints(shape, 0, len(TIES))].float() * (1 - 2 * draw.ints(shape, 0, 2))
+    ties[..., draw.randint(0, SCALE_GROUP)] = LARGEST  # so that the scale is the power of two
+    kind = draw.ints((count, groups, 1), 0, 8)
+    values = torch.where(kind < 2, ties * size, values)
+    values = torch.where(kind == 2, 0.0, values)
+    return values.flatten(1).bfloat16()
+
+
+def written(lab: Lab, bench: Bench, tokens: Tokens, k_scale: float, *, grouped: bool) -> Tensor:
+    """Write; hold what must not change against what was. Returns the tokens' bytes [live, dim]."""
+    dim = bench.config.head_dim_ckv + bench.config.head_dim_kpe
+    bytes_before, scales_before = bench.cache_bytes().clone(), bench.group_scales().clone()
+    bench.write_cache(tokens.ckv, tokens.kpe, tokens.slots, k_scale, grouped=grouped)
+    bytes_after, scales_after = bench.cache_bytes(), bench.group_scales()
+    live = tokens.rows[tokens.rows >= 0]
+    changed = (bytes_before != bytes_after).view(-1, dim).any(1)
+    rescaled = (scales_before.view(torch.int32) != scales_after.view(torch.int32)).any(1)
+    if grouped:
+        rescaled[live] = False
+    changed[live] = False
+    lab.expect(int(changed.sum()), 0, "cache rows written beside the tokens'")
+    lab.expect(int(rescaled.sum()), 0, "scales written beside the tokens'")
+    return bytes_after.view(-1, dim)[live]
+
+
+def check_scales(lab: Lab, bench: Bench, values: Tensor, rows: Tensor) -> Tensor:
+    """Assert that rows' scales are of values [n, groups, 128]; return them, [n, groups]."""
+    size = values.double().abs()
+    largest = torch.where(size.isfinite(), size, 0.0).amax(-1)
+    wanted = (largest / LARGEST).clamp(min=LEAST).masked_fill(largest == 0, 1.0).float()
+    scales = bench.group_scales()[rows]
+    wrong = int((scales != wanted).sum())
+    lab.expect(wrong, 0, f"scales that are not the largest / 448, of {scales.numel()}")
+    return scales
+
+
+def check_groups(lab: Lab) -> None:
+    """Scales and codes of every token, twice over some of the same slots."""
+    step = lab.step()
+    bench = lab.bench(step)
+    config = bench.config
+    for label in ("first", "second"):
+        tokens = tokens_of(lab, bench.world, label)
+        codes = written(lab, bench, tokens, config.k_scale, grouped=True)
+        live = tokens.rows >= 0
+        values = tokens.ckv[live].view(-1, config.groups, SCALE_GROUP)
+        scales = check_scales(lab, bench, values, tokens.rows[live])
+        ckv, kpe = codes[:, : config.head_dim_ckv], codes[:, config.head_dim_ckv :]
+        spread = scales.repeat_interleave(SCALE_GROUP, 1)
+        check_codes(lab, ckv, values.flatten(1), spread, f"compressed part, {label} write")
+        check_codes(lab, kpe, tokens.kpe[live], torch.tensor(config.k_scale), "rope part")
+
+
+def check_per_tensor(lab: Lab) -> None:
+    """One scale for both parts, powers of two and others; values beyond 448 saturate."""
+    step = lab.step()
+    bench = lab.bench(step)
+    config, draw = bench.config, lab.case.draw.fork("per tensor")
+    for scale in (2.0 ** draw.randint(-20, 12), float(draw.randint(3, 2**20)) * 2.0**-16):
+        tokens = tokens_of(lab, bench.world, f"{scale}")
+        ckv = latents(draw, TOKENS, config.groups) * 2.0 ** draw.randint(-8, 8)
+        tokens = replace(tokens, ckv=ckv)
+        codes = written(lab, bench, tokens, scale, grouped=False)
+        live = tokens.rows >= 0
+        values = torch.cat([tokens.ckv, tokens.kpe], 1)[live]
+        exact = torch.tensor(scale, dtype=torch.float32)
+        check_codes(lab, codes, values, exact, f"both parts at k_scale {scale!r}")
+
+
+def check_strange(lab: Lab) -> None:
+    """NaN, infinities and the smallest numbers among others: scales stay finite, the rest right."""
+    bench = lab.bench(lab.step())
+    config, draw = bench.config, lab.case.draw.fork("strange")
+    tokens = tokens_of(lab, bench.world, "strange")
+    ckv, kpe = tokens.ckv.clone(), tokens.kpe.clone()
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 3.3e38, -3.3e38, 1e-40, -0.0]).bfloat16()
+    for part in (ckv, kpe):
+        strange = draw.ints(part.shape, 0, 100) == 0
+        part[strange] = odd[draw.ints((int(strange.sum()),), 0, len(odd))]
+    ckv[0, :SCALE_GROUP], ckv[1, :SCALE_GROUP], ckv[2, :SCALE_GROUP] = torch.nan, 1e-39, torch.inf
+    rows = tokens.rows.clone()
+    codes = written(lab, bench, replace(tokens, ckv=ckv, kpe=kpe), config.k_scale, grouped=True)
+    live = rows >= 0
+    values = ckv[live].view(-1, config.groups, SCALE_GROUP)
+    scales = check_scales(lab, bench, values, rows[live]).repeat_interleave(SCALE_GROUP, 1)
+    check_codes(lab, codes[:, : config.head_dim_ckv], ckv[live], scales, "compressed part")
+    check_codes(
+        lab, codes[:, config.head_dim_ckv :], kpe[live], torch.tensor(config.k_scale), "rope part"
+    )
+
+
+def check_attention(lab: Lab) -> None:
+    """Write, then attend: nearer to the values that were written than one scale per tensor is.
+
+    Their groups of channels lie binades apart, so the figure is the mean over groups of the
+    relative error of a group's outputs.
+    """
+    draw = lab.case.draw.fork("attend")
+    rows = draw.randint(2, 5)
+    lengths = tuple(draw.randint(20, 90) for _ in range(rows))
+    step = Step((1,) * rows, lengths, lengths, rows)
+    bench = lab.bench(step)
+    config, world = bench.config, bench.world
+    size = config.geometry.block_size
+    slots = torch.cat(
+        [
+            world.block_table[row].long()[torch.arange(length) // size] * size
+            + torch.arange(length) % size
+            for row, length in enumerate(lengths)
+        ]
+    )
+    levels = torch.tensor([2.0 ** -(6 * n) for n in range(4)])
+    level = levels[torch.tensor(draw.shuffle(range(4)))][: config.groups, None]
+    ckv = draw.bf16((len(slots), config.groups, SCALE_GROUP)).float() * level
+    ckv[draw.randint(0, len(slots))] *= 2.0**5  # one token far above the others
+    kpe = draw.bf16((len(slots), config.head_dim_kpe)) * config.k_scale
+    values = ckv.flatten(1).bfloat16()
+    inputs = world.draw_step(step)
+    exact = exact_of(bench, step, inputs, slots, torch.cat([values, kpe], 1))
+    errors = {}
+    largest = float(max(values.abs().max(), kpe.abs().max() if kpe.numel() else 0))
+    for grouped in (True, False):
+        scale = config.k_scale if grouped else largest / LARGEST
+        used = bench if grouped else per_tensor(lab, step, scale)
+        bench.write_cache(values, kpe, slots, scale, grouped=grouped)
+        used.world.raw = bench.cache_bytes().to(world.raw)
+        if world.scales is not None and grouped:
+            world.scales = bench.group_scales().to(world.scales)
+        used.set_cache(used.world.raw)
+        out = lab.judged_run(used, step, inputs).cpu().double()
+        groups = (*out.shape[:2], config.groups, SCALE_GROUP)
+        off, whole = (out - exact).view(groups), exact.view(groups)
+        errors[grouped] = float((off.norm(dim=-1) / whole.norm(dim=-1)).mean())
+    lab.history = {
+        "mean relative error of a group of channels": {
+            "group scales": errors[True],
+            "per-tensor scale": errors[False],
+        }
+    }
+    lab.check(
+        errors[True] < 0.75 * errors[False],
+        "mean relative error of a group of channels",
+        got=f"{errors[True]:.3e}",
+        expected=f"below three quarters of {errors[False]:.3e}, the error with one scale",
+    )
+
+
+def per_tensor(lab: Lab, step: Step, scale: float) -> Bench:
+    """The same case with one scale for the whole cache."""
+    return lab.bench(step, changes={"group_scales": False, "k_scale": scale})
+
+
+def exact_of(bench: Bench, step: Step, inputs: StepInputs, slots: Tensor, rows: Tensor) -> Tensor:
+    """Attention over the BF16 values themselves, float64 [rows, heads, ckv]."""
+    config, world = bench.config, bench.world
+    size, stride = config.geometry.block_size, world.stride_rows
+    data = torch.zeros((world.num_blocks * stride, rows.shape[1]), dtype=torch.bfloat16)
+    data[slots // size * stride + slots % size] = rows
+    dims = (config.head_dim_ckv, config.head_dim_kpe)
+    plain = PagedBytes(data.view(torch.uint8).view(-1), "bf16", *dims, size, stride)
+    return attend(
+        inputs.q_nope[: step.rows].cpu(),
+        inputs.q_pe[: step.rows].cpu(),
+        plain,
+        world.block_table,
+        torch.tensor(step.row_requests, dtype=torch.int32),
+        inputs.tokens,
+        config.sm_scale,
+        split=None,
+    ).out
