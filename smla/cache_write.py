@@ -32,7 +32,7 @@ def write_per_tensor(
 
     ckv [tokens, head_dim_ckv], kpe [tokens, head_dim_kpe] (0 columns where there is no rope part):
     BF16, rows 16-byte aligned. kv_cache [num_blocks, block_size, head_dim_ckv + head_dim_kpe]:
-    uint8, with any block stride of whole rows. slot_mapping [tokens]: int64, block * block_size +
+    uint8, rows padded to any multiple of 16 bytes, any block stride of whole rows. slot_mapping [tokens]: int64, block * block_size +
     offset, blocks counted without their gaps. k_scale: from 2**-40 to 2**40, the one that `forward`
     is given; as float32 here.
 
