@@ -32,9 +32,9 @@ def write_per_tensor(
 
     ckv [tokens, head_dim_ckv], kpe [tokens, head_dim_kpe] (0 columns where there is no rope part):
     BF16, rows 16-byte aligned. kv_cache [num_blocks, block_size, head_dim_ckv + head_dim_kpe]:
-    uint8, with any block stride of whole rows. slot_mapping [tokens]: int64, block * block_size +
-    offset, blocks counted without their gaps. k_scale: from 2**-40 to 2**40, the one that `forward`
-    is given; as float32 here.
+    uint8, rows padded to any multiple of 16 bytes, with any block stride of whole rows.
+    slot_mapping [tokens]: int64, block * block_size + offset, blocks counted without their gaps.
+    k_scale: from 2**-40 to 2**40, the one that `forward` is given; as float32 here.
 
     A code is E4M3 of value / k_scale, the quotient rounded to float32 and that to E4M3: ties to
     even, what exceeds 448 (infinities too) to 448 of its sign, NaN to 0x7f (which FlashInfer's

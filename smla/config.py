@@ -11,6 +11,15 @@ from smla.scale import GROUP, SM_SCALES, is_sm_scale
 KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 KV_SCALINGS = ("tensor", "group")
 
+_KV_REMEDIES = {
+    torch.float8_e5m2: "write the cache as E4M3 or BF16: FlashInfer's SM90 kernel has no other "
+    "decoder, and an E5M2 code read as E4M3 is another number",
+    torch.uint8: "name the logical element type, torch.float8_e4m3fn; for vLLM's fp8_ds_mla name "
+    "torch.bfloat16, and convert the cache with smla.convert_ds_mla",
+    torch.float16: "keep the cache in BF16: the kernel multiplies it with BF16 queries",
+}
+"""What to do about the formats that a cache may be in and the kernel cannot read."""
+
 
 @dataclass(frozen=True)
 class SparseMLAConfig:
@@ -75,7 +84,9 @@ class SparseMLAConfig:
                 "kv_dtype",
                 found=self.kv_dtype,
                 allowed="torch.bfloat16 or torch.float8_e4m3fn (stored as uint8)",
-                remedy="name the cache's logical element type",
+                remedy=_KV_REMEDIES.get(
+                    self.kv_dtype, "name the cache's logical element type, or keep it in BF16"
+                ),
             )
         self._check_scaling()
         if not is_sm_scale(self.sm_scale):

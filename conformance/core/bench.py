@@ -67,6 +67,7 @@ class Bench:
     ) -> None:
         self.case, self.tier, self._interpret = case, tier, interpret
         self.latest: Step | None = None
+        self._elsewhere: tuple[Tensor, Tensor | None] | None = None
         config = config_of(case, steps, full_width=tier.full_width)
         rows = config.max_tokens  # of the bench's buffers; the subject's may be larger
         self.config = replace(config, **(changes or {}))
@@ -220,6 +221,15 @@ class Bench:
         """Replace the block table that the subject is given, not the one that is true."""
         self.write(self._table, table)
 
+    def relocate(self, cache: Tensor, table: Tensor, scales: Tensor | None) -> None:
+        """Give the subject another cache from here on, which holds what golden reads.
+
+        cache [num_blocks, block_size, head_dim]; table: finds the world's blocks in it; scales:
+        its group scales, where it has them.
+        """
+        self._elsewhere = (cache, scales)
+        self.set_table(table)
+
     def batch(self, step: Step, *, host_knows: bool = True) -> HostBatch:
         """Write a step's lengths to the device. host_knows False: without upper bounds."""
         return self._batch(step, self._starts, self._seq_lens, host_knows=host_knows)
@@ -328,18 +338,26 @@ class Bench:
     ) -> None:
         true_scale = self.config.k_scale if self.config.fp8 else None
         more = {} if self._scale is None else {"device_k_scale": self._scale}
-        if self._group_scales is not None:
-            more["ckv_scale_arr"] = self.world.flat(self._group_scales)
+        cache, scales = self._given_cache()
+        if scales is not None:
+            more["ckv_scale_arr"] = scales
         self.instance.forward(
             q_nope,
             q_pe,
-            self.world.cache(self._storage),
+            cache,
             topk,
             metadata,
             true_scale if k_scale is None else k_scale,
             out,
             **more,
         )
+
+    def _given_cache(self) -> tuple[Tensor, Tensor | None]:
+        """Return the cache and the group scales that forwards get."""
+        if self._elsewhere is not None:
+            return self._elsewhere
+        scales = None if self._group_scales is None else self.world.flat(self._group_scales)
+        return self.world.cache(self._storage), scales
 
     def given(self) -> dict[str, Tensor]:
         """Return host copies of all that the subject is given to read, by name."""

@@ -194,6 +194,7 @@ _ALL = (
         "Group-scaled FP8 outputs equal golden within the error model, and its cache write "
         "quantizes as documented.",
     ),
+    _same("NUM-11", 36, "Caches beyond 2^31 and 2^32 elements and bytes are addressed right."),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}

@@ -20,6 +20,9 @@ from smla.scale import GROUP
 _UNIT = 8
 """Elements of a 16-byte load; inputs are aligned to it, and their row strides multiples of it."""
 
+_ROW_UNIT = 16
+"""Bytes that the cache's rows, padded or not, are a multiple of."""
+
 _LARGEST_CODE = 448.0
 _LEAST_SCALE = 2.0**-126
 """The smallest normal float32. FlashInfer is compiled with -use_fast_math, which takes smaller ones
@@ -57,8 +60,8 @@ def _row(slot_mapping, token, num_blocks, block_stride_rows, BLOCK_SIZE: tl.cons
 
 @triton.jit
 def _write_part(
-    values, token, units, cache, row, scale,
-    FIRST: tl.constexpr, DIM: tl.constexpr, ROW: tl.constexpr, UNIT: tl.constexpr,
+    values, token, units, cache, row, row_units, scale,
+    FIRST: tl.constexpr, DIM: tl.constexpr, UNIT: tl.constexpr, ROW_UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write DIM codes of one token, from column FIRST of the cache row on, under one scale."""
@@ -66,37 +69,42 @@ def _write_part(
     inside = channel < DIM
     value = tl.load(values + token * units * UNIT + channel, mask=inside, other=0)
     code = _e4m3(tl.div_rn(_float32(value), scale))
-    tl.store(cache + row * ROW + FIRST + channel, code, mask=inside)
+    tl.store(cache + row * row_units * ROW_UNIT + FIRST + channel, code, mask=inside)
 
 
 @triton.jit(
-    do_not_specialize=["ckv_units", "kpe_units", "num_blocks", "block_stride_rows"],
+    do_not_specialize=["ckv_units", "kpe_units", "row_units", "num_blocks", "block_stride_rows"],
     do_not_specialize_on_alignment=["slot_mapping"],
 )
 def _write_per_tensor_triton(
-    ckv, ckv_units, kpe, kpe_units, cache, slot_mapping, num_blocks, block_stride_rows, scale,
+    ckv, ckv_units, kpe, kpe_units, cache, row_units, slot_mapping, num_blocks, block_stride_rows,
+    scale,
     CKV: tl.constexpr, KPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, UNIT: tl.constexpr,
+    ROW_UNIT: tl.constexpr,
     CKV_BLOCK: tl.constexpr, KPE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = _row(slot_mapping, token, num_blocks, block_stride_rows, BLOCK_SIZE)
     if row >= 0:
-        _write_part(ckv, token, ckv_units, cache, row, scale, 0, CKV, CKV + KPE, UNIT, CKV_BLOCK)
+        _write_part(
+            ckv, token, ckv_units, cache, row, row_units, scale, 0, CKV, UNIT, ROW_UNIT, CKV_BLOCK
+        )
         if KPE:
             _write_part(
-                kpe, token, kpe_units, cache, row, scale, CKV, KPE, CKV + KPE, UNIT, KPE_BLOCK
-            )
+                kpe, token, kpe_units, cache, row, row_units, scale, CKV, KPE, UNIT, ROW_UNIT,
+                KPE_BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit(
-    do_not_specialize=["ckv_units", "kpe_units", "num_blocks", "block_stride_rows"],
+    do_not_specialize=["ckv_units", "kpe_units", "row_units", "num_blocks", "block_stride_rows"],
     do_not_specialize_on_alignment=["slot_mapping", "scales"],
 )
 def _write_per_group_triton(
-    ckv, ckv_units, kpe, kpe_units, cache, scales, slot_mapping, num_blocks, block_stride_rows,
-    scale,
+    ckv, ckv_units, kpe, kpe_units, cache, row_units, scales, slot_mapping, num_blocks,
+    block_stride_rows, scale,
     CKV: tl.constexpr, KPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, GROUPS: tl.constexpr, GROUPS_BLOCK: tl.constexpr,
+    ROW_UNIT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, GROUPS_BLOCK: tl.constexpr,
     KPE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -113,11 +121,12 @@ def _write_per_group_triton(
         tl.store(scales + row * GROUPS + group, of_group, mask=group < GROUPS)
         divisor = of_group[:, None] + tl.zeros([GROUPS_BLOCK, GROUP], dtype=tl.float32)
         code = _e4m3(tl.div_rn(value, divisor))
-        tl.store(cache + row * (CKV + KPE) + channel, code, mask=inside)
+        tl.store(cache + row * row_units * ROW_UNIT + channel, code, mask=inside)
         if KPE:
             _write_part(
-                kpe, token, kpe_units, cache, row, scale, CKV, KPE, CKV + KPE, UNIT, KPE_BLOCK
-            )
+                kpe, token, kpe_units, cache, row, row_units, scale, CKV, KPE, UNIT, ROW_UNIT,
+                KPE_BLOCK,
+            )  # fmt: skip
 
 
 def _codes(values: Tensor, scale: Tensor) -> Tensor:
@@ -140,6 +149,7 @@ def _write_per_tensor_torch(
     kpe: Tensor,
     kpe_units: int,
     cache: Tensor,
+    row_units: int,
     slot_mapping: Tensor,
     num_blocks: int,
     block_stride_rows: int,
@@ -148,6 +158,7 @@ def _write_per_tensor_torch(
     KPE: int,
     BLOCK_SIZE: int,
     UNIT: int,
+    ROW_UNIT: int,
     CKV_BLOCK: int,
     KPE_BLOCK: int,
 ) -> None:
@@ -164,6 +175,7 @@ def _write_per_group_torch(
     kpe: Tensor,
     kpe_units: int,
     cache: Tensor,
+    row_units: int,
     scales: Tensor,
     slot_mapping: Tensor,
     num_blocks: int,
@@ -173,6 +185,7 @@ def _write_per_group_torch(
     KPE: int,
     BLOCK_SIZE: int,
     UNIT: int,
+    ROW_UNIT: int,
     GROUP: int,
     GROUPS: int,
     GROUPS_BLOCK: int,
@@ -213,11 +226,13 @@ def write_rows(
     """
     width, rope = ckv.shape[1], kpe.shape[1]
     meta = {"CKV": width, "KPE": rope, "BLOCK_SIZE": cache.shape[1], "UNIT": _UNIT}
+    meta["ROW_UNIT"] = _ROW_UNIT
     of_rope = {"KPE_BLOCK": triton.next_power_of_2(max(rope, 1))}
     grid = (slot_mapping.numel(),)
     if not rope:
         kpe = ckv  # an empty tensor has no address; nothing is read of it
-    values = (ckv, ckv.stride(0) // _UNIT, kpe, kpe.stride(0) // _UNIT, cache)
+    rows = (cache, cache.stride(1) // _ROW_UNIT)
+    values = (ckv, ckv.stride(0) // _UNIT, kpe, kpe.stride(0) // _UNIT, *rows)
     paging = (slot_mapping, cache.shape[0], block_stride_rows, scale)
     if scales is None:
         meta |= {"CKV_BLOCK": triton.next_power_of_2(width), **of_rope}

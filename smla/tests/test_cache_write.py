@@ -267,3 +267,26 @@ def test_group_scales_keep_small_channels_that_one_scale_loses():
         errors[grouped] = each / values.double().unflatten(1, (4, 128)).norm(dim=-1)
     assert float(errors[True].max()) < 2.0**-4
     assert float(errors[False].max()) > 0.5, "nothing to lose in these values"
+
+
+@pytest.mark.parametrize("padding", [16, 80])
+@pytest.mark.parametrize("gap", [0, 3], ids=["dense", "strided"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["tensor", "group"])
+def test_padded_rows_get_the_codes_that_dense_ones_get(padding, gap, grouped):
+    rows, row = 12, 128 + 64
+    values = hard_values(rows, row)
+    cache, storage, slots = world(rows, ckv=128, kpe=64, gap=gap)
+    wide = torch.full((storage.shape[0], row + padding), FOREIGN, dtype=torch.uint8)
+    padded = wide.as_strided(cache.shape, ((4 + gap) * (row + padding), row + padding, 1))
+    made = []
+    for target in (cache, padded):
+        parts = values[:, :128], values[:, 128:]
+        scales = smla.new_group_scales(RUNTIME, target)
+        if grouped:
+            smla.write_per_group(RUNTIME, *parts, target, scales, slots, k_scale=0.5)
+        else:
+            smla.write_per_tensor(RUNTIME, *parts, target, slots, k_scale=0.5)
+        made.append(scales)
+    assert torch.equal(*made)
+    assert torch.equal(wide[:, :row], storage)
+    assert bool((wide[:, row:] == FOREIGN).all()), "written into the padding"

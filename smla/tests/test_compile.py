@@ -17,7 +17,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter is on, nothing is compiled", allow_module_level=True)
 
 TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.bfloat16: "*bf16",
-         torch.float32: "*fp32", int: "i32", float: "fp32"}  # fmt: skip
+         torch.float32: "*fp32", torch.float8_e4m3fn: "*fp8e4nv",
+         int: "i32", float: "fp32"}  # fmt: skip
 
 
 class Recording(smla.CpuRuntime):
@@ -46,7 +47,14 @@ def launches():
         smla.write_per_tensor(runtime, ckv, rope, cache, slots, k_scale=0.3)
         smla.write_per_group(runtime, ckv, rope, cache, scales, slots, k_scale=0.5)
         seen |= runtime.launches
-    return seen
+    runtime = Recording()
+    caches = (
+        torch.zeros(3, 64, 656, dtype=torch.uint8),
+        torch.zeros(3, 64, 576, dtype=torch.bfloat16),
+    )
+    smla.convert_ds_mla(runtime, *caches)
+    smla.convert_ds_mla(runtime, *caches, torch.arange(5))
+    return seen | runtime.launches
 
 
 LAUNCHES = launches()
@@ -55,12 +63,17 @@ LAUNCHES = launches()
 def test_every_kernel_is_seen():
     names = {name for name, *_ in LAUNCHES}
     assert names == {
-        "row_map", "clamp", "convert", "pack", "rescale", "write_per_tensor", "write_per_group"
+        "row_map", "clamp", "convert", "pack", "rescale", "write_per_tensor", "write_per_group",
+        "ds_mla",
     }  # fmt: skip
 
 
 def test_both_scalings_and_both_rope_widths_of_the_writes_are_seen():
-    writes = [(name, meta["KPE"]) for (name, *_), (_, _, meta) in LAUNCHES.items() if "KPE" in meta]
+    writes = [
+        (name, meta["KPE"])
+        for (name, *_), (_, _, meta) in LAUNCHES.items()
+        if name.startswith("write")
+    ]
     assert sorted(writes) == [
         (name, kpe) for name in ("write_per_group", "write_per_tensor") for kpe in (0, 64)
     ]

@@ -195,14 +195,14 @@ def test_malformed_caches_and_scales_change_nothing(lab: Lab) -> None:
         return
     good = bench.world.cache(bench.world.raw)
     blocks, size, row = good.shape
-    spread = torch.zeros(blocks, size, 2 * row, dtype=good.dtype, device=good.device)
     loose = torch.zeros(blocks * (size * row + 8), dtype=good.dtype, device=good.device)
     bad = {
         "flat": good.reshape(-1, row),
         "block-size": good[:, :-1],
         "dtype": good.to(torch.float32),
         "elsewhere": good.to("meta"),
-        "row-stride": spread[..., :row],
+        # Rows that overlap: padded ones, further apart, may be served.
+        "row-stride": loose.as_strided((blocks, size, row), (size * (row - 16), row - 16, 1)),
         "half-row-stride": loose.as_strided((blocks, size, row), (size * row + 8, row, 1)),
     }[how]
     refusals.refuse(lambda: forward(refusals, metadata, cache=bad), how)
