@@ -212,7 +212,7 @@ def compare(observed: torch.Tensor, golden: Golden, roundings: Roundings) -> Ver
     limit = bound(golden, roundings)
     error = (got - expected).abs_()
     numbers, alike = None, None  # None where everything is finite and above its bound of 0
-    ratio = error.to(limit.dtype).div_(limit)
+    ratio = error.to(limit.dtype, copy=True).div_(limit)
     if not bool(ratio.sum(dtype=torch.float64).isfinite()):
         numbers = got.isfinite() & expected.isfinite()
         alike = (got == expected) | (got.isnan() & expected.isnan())

@@ -355,7 +355,8 @@ def test_what_describes_no_case_is_not_added(copy, tmp_path, ask, text, like, sa
 
 
 def test_an_addition_that_stops_leaves_a_set_that_can_be_added_to(copy, monkeypatch, tmp_path):
-    real, written = store._replace, []
+    real = store._replace
+    written: list[str] = []
 
     def stops(path, content):
         if written:
