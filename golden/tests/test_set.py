@@ -391,7 +391,7 @@ def test_a_case_judges_a_kernel(whole):
         exact = case.inputs.attend().out
         assert case.judge(exact.bfloat16()).ok
         wrong = exact.clone()
-        wrong[2, 1, 5] += 0.1
+        wrong[2, 1, 5] += 1.0
         verdict = case.judge(wrong)
         assert not verdict.ok and verdict.worst[0][:3] == (2, 1, 5)
         rows, heads = zip(*case.stored.kept, strict=True)
