@@ -2,12 +2,15 @@
 
 The package is the judge's own arithmetic. It knows token lists and raw cache bytes, never the
 subject under test: it imports torch and the standard library and nothing else, so a mistake
-in a subject cannot be shared with its judge.
+in a subject cannot be shared with its judge. (The golden set's files need safetensors, its
+command click; no other module does.)
 
 * `draw`: inputs from a counter-based, integer-only generator, byte-equal on every device;
 * `cache`: a paged key/value cache as bytes, decoded here;
 * `oracle`: dense attention in float64; `answer`: what it hands back;
-* `tolerance`: the one tolerance function, derived from the roundings that happen.
+* `tolerance`: the one tolerance function, derived from the roundings that happen;
+* `recipe`, `numerics`, `inputs`: canonical cases as data, and what is drawn from them;
+* `standard`, `manifest`, `store`, `check`, `canonical`: the golden set of such cases.
 
 A check, from drawing to verdict::
 

@@ -355,7 +355,8 @@ def test_what_describes_no_case_is_not_added(copy, tmp_path, ask, text, like, sa
 
 
 def test_an_addition_that_stops_leaves_a_set_that_can_be_added_to(copy, monkeypatch, tmp_path):
-    real, written = store._replace, []
+    real = store._replace
+    written: list[str] = []
 
     def stops(path, content):
         if written:
@@ -390,7 +391,7 @@ def test_a_case_judges_a_kernel(whole):
         exact = case.inputs.attend().out
         assert case.judge(exact.bfloat16()).ok
         wrong = exact.clone()
-        wrong[2, 1, 5] += 0.1
+        wrong[2, 1, 5] += 1.0
         verdict = case.judge(wrong)
         assert not verdict.ok and verdict.worst[0][:3] == (2, 1, 5)
         rows, heads = zip(*case.stored.kept, strict=True)

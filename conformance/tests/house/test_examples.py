@@ -32,6 +32,17 @@ def run(source: Path) -> str:
     return done.stdout
 
 
+def test_readme_shows_how_a_kernel_meets_the_golden_set() -> None:
+    pytest.importorskip("safetensors", reason="golden's files need safetensors")
+    example = ROOT / "examples/golden_cases.py"
+    assert f"```python\n{example.read_text()}```" in (ROOT / "README.md").read_text()
+    lines = run(example).splitlines()
+    told = [
+        re.fullmatch(r"\S+-heads8-\w+: (0\.\d+) of what rounding allows", line) for line in lines
+    ]
+    assert len(told) == 6 and all(told), lines
+
+
 def problem(output: str) -> str | None:
     """What is wrong with the loop's output, None when nothing is."""
     steps = [LINE.fullmatch(line) for line in output.splitlines()]
