@@ -107,6 +107,14 @@ def test_manifest_tells_the_modules_and_no_machine_path(bundle: Path, tmp_path: 
     keys = ("kv_dtype", "head_dim_kpe", "out_dtype")
     variants = [tuple(module[key] for key in keys) for module in found.modules]
     assert variants == [tuple(variant) for variant in modules.VARIANTS]
+    # What smla loads: of an FP8 cache FP16 outputs under one scale, BF16 under group scales.
+    for kpe in (0, 64):
+        for loaded in (
+            ("bfloat16",) * 2,
+            ("float8_e4m3fn", "float16"),
+            ("float8_e4m3fn", "bfloat16"),
+        ):
+            assert (loaded[0], kpe, loaded[1]) in variants
     assert (found.flashinfer, found.python_tag, found.cuda) == (VERSION, TAG, "13.0")
     assert found.needs == ["libcudart.so.13", "libcuda.so.1"]
     assert found.suite["commit"] == environment.commit()
