@@ -96,17 +96,17 @@ class Recomputed:
 def recomputed(inputs: Inputs) -> Recomputed:
     """The stored numbers anew. The oracle sees the kept heads alone; LSEs are formed here."""
     rows, heads = (list(part) for part in zip(*inputs.kept(), strict=True))
-    shape = (inputs.recipe.rows, -1)
+    shape, cache = (inputs.recipe.rows, -1), inputs.cache.decoded()
     golden = attend(
         inputs.q_nope[rows, heads].unflatten(0, shape),
         inputs.q_pe[rows, heads].unflatten(0, shape),
-        *(inputs.cache, inputs.block_table, inputs.request, inputs.tokens),
+        *(cache, inputs.block_table, inputs.request, inputs.tokens),
         inputs.recipe.sm_scale,
         split=None,
     )
     queries = torch.cat([inputs.q_nope, inputs.q_pe], -1).double()
     lse = [
-        (q @ inputs.cache.gather(slots).T * inputs.recipe.sm_scale).logsumexp(-1)
+        (q @ cache.gather(slots).T * inputs.recipe.sm_scale).logsumexp(-1)
         for q, slots in zip(queries, inputs.slots(), strict=True)
     ]
     return Recomputed(golden.out.flatten(0, 1), golden.value_sq.flatten(0, 1), torch.stack(lse))

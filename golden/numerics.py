@@ -52,6 +52,8 @@ def _dominating(drawn: Drawn, draw: Draw) -> None:
         chosen = drawn.bits[slots[:1]]
         _set_signs(chosen, signs)
         drawn.bits[slots[:1]] = chosen
+        if drawn.scales is not None:
+            drawn.scales[slots[:1]] = drawn.scales.amax(0)
 
 
 def _negative(drawn: Drawn, draw: Draw) -> None:

@@ -261,6 +261,19 @@ def test_wrong_questions_are_refused():
         Roundings.of("e5m2", 1.0)
 
 
+@pytest.mark.parametrize("exponent", [0, 60])
+def test_the_largest_relative_error_of_a_row_is_told(exponent):
+    """Whatever the size of the values: beyond float32's squares the bound is in float64."""
+    case = Case("relative", [40, 9], ckv=8, kpe=0)
+    stored = case.cache.data.view(torch.bfloat16).view(-1, 8)
+    stored *= 2.0**exponent
+    golden = case.attend(sm_scale=case.sm_scale * 2.0**-exponent)
+    assert (golden.value_sq.dtype == torch.float64) == (exponent > 0)
+    wrong = golden.out.clone()
+    wrong[1] *= 1.001
+    assert compare(wrong, golden, Roundings()).max_error == pytest.approx(0.001)
+
+
 def test_an_empty_batch_is_fine():
     case = Case("none", [])
     verdict = compare(torch.zeros(0, 16, 64), case.attend(), Roundings())
