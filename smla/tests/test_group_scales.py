@@ -10,6 +10,8 @@ import smla
 from smla import errors
 from smla.engines.flashinfer import compat
 from smla.engines.flashinfer.engine import FlashInferEngine
+from smla.group_scales import check_group_scales
+from smla.kv_cache import FlatCache
 from smla.scale import KVScale
 from smla.tests.whole_rows import WholeRows
 from smla.tests.workbench import (
@@ -217,6 +219,22 @@ def test_bad_group_scales_are_refused(spoil, kind, words):
             lambda: bench.forward(step.call, step.metadata, ckv_scale_arr=bad),
             kind,
             f"ckv_scale_arr|{words}",
+        )
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(2**30, True), (2**30 + 1, False)])
+def test_scales_beyond_32_bits_are_refused(rows, fits):
+    # A cache of half a terabyte, which exists by name alone.
+    row = torch.empty(rows, 1, 512, dtype=torch.float8_e4m3fn, device=META)
+    cache = FlatCache(row, row[..., :0], rows // 64, 64)
+    scales = torch.empty(rows, 4, device=META)
+    if fits:
+        check_group_scales(scales, cache, META)
+    else:
+        assert_refused(
+            lambda: check_group_scales(scales, cache, META),
+            errors.CapacityError,
+            f"ckv_scale_arr|{4 * rows} scales|at most 2**32",
         )
 
 
