@@ -202,7 +202,7 @@ class Bench:
 
     def group_scales(self) -> Tensor:
         """Return a host copy of the group scales as they are on the device."""
-        return self.read(self._of_groups())
+        return self.read(self._of_groups()).clone()
 
     def write_cache(
         self, ckv: Tensor, kpe: Tensor, slots: Tensor, k_scale: float, *, grouped: bool
