@@ -66,6 +66,12 @@ def fuzz_mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def golden(session: nox.Session) -> None:
+    """Check the golden set; exit code 0 holds, 1 differs, 3 broken or asked wrongly."""
+    verdict(session, "golden", "check", *session.posargs, extras=("golden",), flashinfer=False)
+
+
+@nox.session(default=False)
 def sanitize(session: nox.Session) -> None:
     """Run some hopper cases under compute-sanitizer; 2 where it or a Hopper GPU is missing."""
     verdict(session, "conformance", "sanitize", *session.posargs)
@@ -108,13 +114,18 @@ def run_module(session: nox.Session, *command: str) -> None:
     session.run("python", "-m", *command)
 
 
-def verdict(session: nox.Session, *command: str, extras: Sequence[str] = ("test",)) -> None:
+def verdict(
+    session: nox.Session,
+    *command: str,
+    extras: Sequence[str] = ("test",),
+    flashinfer: bool = True,
+) -> None:
     """Install, run one line, and leave nox with that line's own exit code.
 
     nox would turn every failure into 1, which here means "does not conform".
     """
     try:
-        install_suite(session, extras=extras)
+        install_suite(session, extras=extras, flashinfer=flashinfer)
     except CommandFailed:
         raise SystemExit(SUITE_FAILED) from None
     try:

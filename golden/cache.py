@@ -8,6 +8,7 @@ import torch
 
 _BYTES = {"bf16": 2, "e4m3": 1, "e4m3_group": 1}
 GROUP = 128  # channels of the compressed part that share a scale in "e4m3_group"
+FORMATS = frozenset(_BYTES)
 
 
 @functools.cache

@@ -194,12 +194,13 @@ def _decode_sums(
     for share in shares:  # what each factor's part of a row adds to the logits
         noise_sq += share.square()
 
-    def centred(share: torch.Tensor) -> torch.Tensor:
-        share = share if unused is None else share.masked_fill(unused[:, None], 0.0)
-        return share - (p * share).sum(-1, keepdim=True)
+    def about_mean(share: torch.Tensor) -> torch.Tensor:
+        s0 = share if unused is None else share.masked_fill(unused[:, None], 0.0)
+        centred = s0 - (p * s0).sum(-1, keepdim=True)
+        return centred
 
-    whole = centred(s)
-    shifts = [(p * one).float() @ values for one in map(centred, shares)]
+    whole = about_mean(s)
+    shifts = [(p * one).float() @ values for one in map(about_mean, shares)]
     # Factors of their own err apart, so their shifts may add up.
     shift = torch.stack(shifts).abs_().sum(0) if shifts else (p * whole).float() @ values
     weights, values, out = p.to(kind).square() * noise_sq, values.to(kind), out.to(kind)

@@ -73,12 +73,12 @@ def _nearest(x: float, bits: int) -> float:
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def _product_errors(scale: float) -> tuple[float, float]:
+def _product_errors(scale: float) -> tuple[Fraction, Fraction]:
     """The least and the largest relative error of an E4M3 value times a scale, where the scale
     comes as float32 and is rounded to BF16, and the product too."""
     rounded, exact = _nearest(_nearest(scale, 24), 8), Fraction(scale)
     errors = [Fraction(_nearest(m * rounded, 8)) / (m * exact) - 1 for m in range(8, 16)]
-    return float(min(errors)), float(max(errors))
+    return min(errors), max(errors)
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ class Roundings:
             raise ValueError(f"cache format {fmt!r}: 'bf16', 'e4m3' or 'e4m3_group' is known")
         low, high = _product_errors(scale)
         if fmt == "e4m3_group":
-            return cls(kv_unit=max(_GROUP_UNIT, abs(low), abs(high)))
+            return cls(kv_unit=max(_GROUP_UNIT, float(abs(low)), float(abs(high))))
         return cls(
             out_unit=_FP16_UNIT,
             out_floor=_FP16_FLOOR * scale / 2.0 ** min(max(math.frexp(scale)[1] - 1, -12), 7),
-            scale_error=(high + low) / 2,
-            kv_unit=(high - low) / 2,
+            scale_error=float((high + low) / 2),
+            kv_unit=float((high - low) / 2),
         )
 
 
@@ -212,7 +212,7 @@ def compare(observed: torch.Tensor, golden: Golden, roundings: Roundings) -> Ver
     limit = bound(golden, roundings)
     error = (got - expected).abs_()
     numbers, alike = None, None  # None where everything is finite and above its bound of 0
-    ratio = error.to(limit.dtype).div_(limit)
+    ratio = error.to(limit.dtype, copy=True).div_(limit)
     if not bool(ratio.sum(dtype=torch.float64).isfinite()):
         numbers = got.isfinite() & expected.isfinite()
         alike = (got == expected) | (got.isnan() & expected.isnan())

@@ -11,17 +11,16 @@ from torch import Tensor
 from smla import errors
 from smla.admission import admit
 from smla.builder import SparseMLABuilder, SparseMLAMetadata
+from smla.cache_scales import check_given_groups, given_scale
 from smla.config import SparseMLAConfig
 from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 from smla.engines.flashinfer.engine import FlashInferEngine
 from smla.engines.flashinfer.limits import refusals
 from smla.flags import Flag
-from smla.group_scales import check_group_scales
 from smla.kernels.convert import convert
 from smla.kernels.rescale import rescale
-from smla.kv_cache import FlatCache, flatten
+from smla.kv_cache import flatten
 from smla.runtime import CudaRuntime, Runtime
-from smla.scale import ONE, KVScale
 
 _VECTOR_ELEMENTS = 8
 """BF16 elements of one 16-byte load of FlashInfer's kernel."""
@@ -116,10 +115,10 @@ class SparseMLABackend:
         """
         config, state, runtime = self.config, metadata.state, self.runtime
         capturing = runtime.capturing()
-        scale = self._scale(k_scale, device_k_scale)
+        scale = given_scale(config, self.engine, runtime.device, k_scale, device_k_scale)
         rows = self._check(q_nope, q_pe, topk_indices, metadata, out, capturing=capturing)
         cache = flatten(kv_cache, config, runtime.device)
-        self._check_groups(ckv_scale_arr, cache)
+        check_given_groups(config, cache, runtime.device, ckv_scale_arr)
         if capturing:
             state.captures.check(metadata.block_table)
         if out is None:
@@ -281,58 +280,6 @@ class SparseMLABackend:
                 remedy="run larger batches eagerly, or raise max_graph_tokens if that is the limit",
             )
         return rows
-
-    def _scale(self, k_scale: float | None, device_k_scale: Tensor | None) -> KVScale:
-        if self.config.kv_dtype == torch.bfloat16:
-            for name, given in (("k_scale", k_scale), ("device_k_scale", device_k_scale)):
-                if given is not None:
-                    raise errors.ScaleError(
-                        name,
-                        found=type(given).__name__ if isinstance(given, Tensor) else given,
-                        allowed="None for a BF16 cache",
-                        remedy="a BF16 cache holds the values themselves",
-                    )
-            return ONE
-        if device_k_scale is not None:
-            wanted = (torch.float32, 1, self.runtime.device)
-            found = (device_k_scale.dtype, device_k_scale.numel(), device_k_scale.device)
-            if found != wanted:
-                raise errors.ScaleError(
-                    "device_k_scale",
-                    found="{} [{}] on {}".format(*found),
-                    allowed="{} [{}] on {}".format(*wanted),
-                    remedy="pass the scale that the cache write reads, or None",
-                )
-        if self.config.scale_groups:
-            if k_scale is None and device_k_scale is not None:
-                raise errors.ScaleError(
-                    "device_k_scale",
-                    found="a tensor, and None for k_scale",
-                    allowed="the same scale on the device and on the host",
-                    remedy="pass k_scale too, or neither",
-                )
-            return KVScale.of_rope(k_scale, needed=self.config.head_dim_kpe > 0)
-        scale = KVScale.of(k_scale)
-        self.engine.check_scale(scale)
-        return scale
-
-    def _check_groups(self, ckv_scale_arr: Tensor | None, cache: FlatCache) -> None:
-        if ckv_scale_arr is not None and self.config.scale_groups:
-            check_group_scales(ckv_scale_arr, cache, self.runtime.device)
-        elif ckv_scale_arr is not None:
-            raise errors.ScaleError(
-                "ckv_scale_arr",
-                found="an array",
-                allowed=f"None where kv_scaling is {self.config.kv_scaling!r}",
-                remedy="configure kv_scaling='group' for a cache with group scales",
-            )
-        elif self.config.scale_groups:
-            raise errors.ScaleError(
-                "ckv_scale_arr",
-                found="None",
-                allowed="the cache's group scales where kv_scaling is 'group'",
-                remedy="take them from smla.new_group_scales once, write with smla.write_per_group",
-            )
 
     @staticmethod
     def _raise_flags(metadata: SparseMLAMetadata) -> None:

@@ -10,6 +10,8 @@ from smla.kv_cache import FlatCache, flatten
 from smla.runtime import Runtime
 from smla.scale import GROUP
 
+_MOST = 2**32
+
 
 @dataclass(frozen=True)
 class E4M3Paging:
@@ -31,8 +33,9 @@ def new_group_scales(runtime: Runtime, kv_cache: Tensor) -> Tensor:
 
     All ones: `forward` needs slot 0's scales finite, written or not (see Flag.SLOT_ZERO_SCALE). A
     row for each physical row of kv_cache [num_blocks, block_size, head_dim_ckv + head_dim_kpe],
-    uint8, gaps between strided blocks included. head_dim_ckv is what of a cache row is whole groups
-    of 128, so the rope part must be narrower than that.
+    uint8, gaps between strided blocks included: 16 bytes for 512 channels, 3 % of the cache.
+    head_dim_ckv is what of a cache row is whole groups of 128, so the rope part must be narrower
+    than that.
 
     Raises errors.ShapeError, DtypeError, DeviceError or StrideError for what is no such cache.
     """
@@ -73,6 +76,13 @@ def check_group_scales(ckv_scale_arr: Tensor, cache: FlatCache, device: torch.de
             found=tuple(ckv_scale_arr.shape),
             allowed=f"{shape}: a row per physical row of the cache, a column per {GROUP} channels",
             remedy="take it from smla.new_group_scales for this cache",
+        )
+    if ckv_scale_arr.numel() > _MOST:
+        raise errors.CapacityError(
+            "ckv_scale_arr",
+            found=f"{ckv_scale_arr.numel()} scales",
+            allowed="at most 2**32: the kernel counts them in 32 bits",
+            remedy="keep fewer blocks, or layers, in one cache",
         )
     if not ckv_scale_arr.is_contiguous() or ckv_scale_arr.data_ptr() % ckv_scale_arr.itemsize:
         raise errors.StrideError(

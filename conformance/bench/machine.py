@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from conformance.bench.shape import TINY, Parts, Shape
+from conformance.bench.shape import TINY, CacheWrite, Parts, Shape
 from conformance.bench.timer import GpuTimer, NoTimer, Timer
 from conformance.bench.wrapper import Wrapper
 from conformance.core import gpus
-from conformance.subjects import measured
+from conformance.subjects import measured, measured_writes
 from conformance.twin.surface import NativeModule
 
 
@@ -29,7 +29,7 @@ class Machine:
     """What measures run on. shape: their sizes, before each sets its own.
 
     construct: the backend measured. wrapper: FlashInfer's, which may refuse by raising.
-    memory: what is in use now; None where nothing is told.
+    memory: what is in use now; None where nothing is told. writes: cache writes of so many tokens.
     """
 
     shape: Shape
@@ -37,6 +37,7 @@ class Machine:
     construct: Callable[[Shape], Parts]
     wrapper: Callable[[Shape, torch.device], Any]
     memory: Callable[[], Memory | None]
+    writes: Callable[[int], list[CacheWrite]]
     rehearsal: bool = False
 
     def sized(self, **changes: Any) -> Shape:
@@ -56,13 +57,15 @@ def obstacle() -> str | None:
 
 def gpu() -> Machine:
     """The current GPU, with the installed FlashInfer; obstacle() must be None."""
-    return Machine(Shape(), GpuTimer(), measured.factory(), Wrapper, _gpu_memory)
+    writes = measured_writes.factory(gpu=True)
+    return Machine(Shape(), GpuTimer(), measured.factory(), Wrapper, _gpu_memory, writes)
 
 
 def rehearsal() -> Machine:
     """The CPU: tiny sizes, FlashInfer simulated, nothing timed."""
     construct = measured.factory(NativeModule)
-    return Machine(TINY, NoTimer(), construct, _no_wrapper, lambda: None, rehearsal=True)
+    writes = measured_writes.factory(gpu=False)
+    return Machine(TINY, NoTimer(), construct, _no_wrapper, lambda: None, writes, rehearsal=True)
 
 
 def _no_wrapper(shape: Shape, device: torch.device) -> Any:

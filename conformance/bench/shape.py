@@ -60,6 +60,22 @@ class NativePlan:
     run: Call
 
 
+@dataclass(frozen=True)
+class CacheWrite:
+    """A write of tokens into an FP8 cache.
+
+    scaling: "tensor" or "group". size: bytes that it reads and writes. write, copy: queue the
+    write, and a copy that reads and writes as many bytes in sum.
+    """
+
+    scaling: str
+    head_dim_kpe: int
+    size: int
+    runtime: Any
+    write: Call
+    copy: Call
+
+
 class Parts(Protocol):
     """A constructed backend, open to measurement; its plan state is made by `allocate`."""
 

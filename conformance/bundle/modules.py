@@ -20,7 +20,8 @@ from conformance.bundle.toolkit import Toolkit, ninja, search_path
 from conformance.cache import Cache
 
 ARCHITECTURE = "9.0a"
-# FlashInfer's own wrapper asks for BF16 outputs; smla takes those of an FP8 cache as FP16.
+# FlashInfer's own wrapper asks for BF16 outputs, and so does smla where an FP8 cache has group
+# scales; with one scale for all of it smla takes them as FP16.
 _OUTPUTS = {"bfloat16": ("bfloat16",), "float8_e4m3fn": ("bfloat16", "float16")}
 VARIANTS = tuple((kv, kpe, out) for kv, outs in _OUTPUTS.items() for out in outs for kpe in (0, 64))
 

@@ -4,6 +4,7 @@ What is expected is derived here in rational numbers, by comparing with every co
 """
 
 import bisect
+import itertools
 import math
 import os
 import subprocess
@@ -42,7 +43,7 @@ def magnitudes() -> list[Fraction]:
 
 
 VALUES = magnitudes()
-BORDERS = [(low + high) / 2 for low, high in zip(VALUES, VALUES[1:], strict=False)]
+BORDERS = [(low + high) / 2 for low, high in itertools.pairwise(VALUES)]
 
 
 def float32(number: Fraction) -> Fraction:

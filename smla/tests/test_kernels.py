@@ -191,6 +191,31 @@ else:
             assert flags == expected
             assert torch.equal(schedule, stopped)
 
+    @pytest.mark.parametrize("rows", [1, 4])
+    @pytest.mark.parametrize("groups", [1, 3, 4])
+    @pytest.mark.parametrize("value", [0.0, -3.0, 3.4e38, 1e-45, "nan", "inf", "-inf"])
+    def test_convert_flags_a_group_scale_of_slot_0_that_is_not_finite(value, groups, rows):
+        value = float(value)
+
+        def run(runtime, group):
+            scales = torch.ones(9, groups)
+            scales[1:] = float("nan")  # of other slots: not looked at
+            scales[0, group] = value
+            slots, counts = torch.zeros(rows, 8, dtype=INT32), torch.zeros(rows, dtype=INT32)
+            flags = torch.zeros(1, dtype=INT32)
+            convert(
+                runtime, torch.full((rows, 8), -1, dtype=INT32), counts.clone(), counts.clone(),
+                torch.zeros(1, 1, dtype=INT32), slots, counts, torch.tensor([rows], dtype=INT32),
+                planned(), flags, layout=LAYOUT, rows=rows, num_blocks=1, block_size=4,
+                block_stride_rows=4, index_topk=8, index_kpool=1, group_scales=scales,
+            )  # fmt: skip
+            return Flag(int(flags))
+
+        finite = abs(value) < float("inf")
+        for group in range(groups):
+            for flags in both(lambda runtime, at=group: run(runtime, at)):
+                assert flags == (Flag(0) if finite else Flag.SLOT_ZERO_SCALE)
+
     @pytest.mark.parametrize("factor", [1.0, 1.5, 1.9999999, 2.0**-32, 2.0**33, 0.3])
     @pytest.mark.parametrize("padded", [0, 8], ids=["dense", "strided"])
     @pytest.mark.parametrize("heads,dim", [(1, 8), (5, 64), (9, 512)])

@@ -113,7 +113,7 @@ def test_a_rehearsal_runs_everything(tmp_path: Path) -> None:
     assert told["options"]["max_tokens"] == [8, 256]
     assert told["answers"] == {"int workspace equal": True, "nothing grows": None}
     sections = told["sections"]
-    assert set(sections) == {"plan", "split", "device", "memory", "bytes"}
+    assert set(sections) == {"plan", "split", "device", "write", "memory", "bytes"}
     assert [row["max_tokens"] for row in sections["plan"]] == [8, 256]
     for row in sections["plan"]:
         assert row["replan"] is None and "GPU" in row["wrapper"]["refused"], row
@@ -122,8 +122,37 @@ def test_a_rehearsal_runs_everything(tmp_path: Path) -> None:
     kernels = {(row["cache"], row["kernel"]) for row in sections["device"]}
     assert {("BF16", "attention, padded plan"), ("FP8", "rescale"), ("FP8", "clamp")} <= kernels
     assert sections["bytes"][0]["equal"] is True and sections["bytes"][0]["bytes"] > 1000
+    writes = [(row["scaling"], row["head_dim_kpe"]) for row in sections["write"]]
+    assert writes == [("tensor", 0), ("group", 0), ("tensor", 64), ("group", 64)]
+    for row in sections["write"]:  # read as BF16 and a slot, written as FP8 and its scales
+        scales = 16 if row["scaling"] == "group" else 0
+        assert row["bytes"] == row["tokens"] * (3 * (512 + row["head_dim_kpe"]) + 8 + scales)
+        assert (row["write"], row["copy"], row["copy_by_write"]) == (None, None, None)
     steps = sections["memory"][1]
     assert (steps["plans"], steps["reuses"], steps["before"]) == (5, 15, None)
+
+
+def test_the_measured_writes_write_every_token_and_the_copy_moves_as_many_bytes(
+    where: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for write in where.writes(100):
+        launched: list[tuple[object, ...]] = []
+        launch = write.runtime.launch
+
+        def note(kernel: Any, grid: object, args: tuple[Any, ...], meta: object) -> None:
+            launched.append((kernel.name, grid, args[4]))  # noqa: B023 (used in this turn alone)
+            launch(kernel, grid, args, meta)  # noqa: B023
+
+        monkeypatch.setattr(write.runtime, "launch", note)
+        write.write()
+        monkeypatch.undo()
+        ((name, grid, cache),) = launched
+        assert (name, grid) == (f"write_per_{write.scaling}", (100,))
+        assert isinstance(cache, torch.Tensor)
+        assert cache.shape[2] == 512 + write.head_dim_kpe
+        assert int((cache != 0).any(-1).sum()) == 100
+        copied = write.copy()
+        assert isinstance(copied, torch.Tensor) and copied.nbytes == write.size // 2
 
 
 def test_only_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,14 @@ def test_manifest_tells_the_modules_and_no_machine_path(bundle: Path, tmp_path: 
     keys = ("kv_dtype", "head_dim_kpe", "out_dtype")
     variants = [tuple(module[key] for key in keys) for module in found.modules]
     assert variants == [tuple(variant) for variant in modules.VARIANTS]
+    # What smla loads: of an FP8 cache FP16 outputs under one scale, BF16 under group scales.
+    for kpe in (0, 64):
+        for loaded in (
+            ("bfloat16",) * 2,
+            ("float8_e4m3fn", "float16"),
+            ("float8_e4m3fn", "bfloat16"),
+        ):
+            assert (loaded[0], kpe, loaded[1]) in variants
     assert (found.flashinfer, found.python_tag, found.cuda) == (VERSION, TAG, "13.0")
     assert found.needs == ["libcudart.so.13", "libcuda.so.1"]
     assert found.suite["commit"] == environment.commit()
@@ -148,7 +156,8 @@ def third_party(room: str) -> set[str]:
 def test_what_the_suite_imports_is_carried_or_the_host_s(room: str) -> None:
     of_modules = {"tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
     carried = {of_modules.get(name, name.replace("_", "-")) for name in third_party(room)}
-    optional = {"flashinfer", "cuda", "redis"}  # the bundle's own; the host's; never asked for
+    # The bundle's own; the host's; never asked for, twice: a fuzzer's database, golden's files.
+    optional = {"flashinfer", "cuda", "redis", "safetensors"}
     absent = carried - {*packages.ALL, *host.NEEDED} - optional
     assert not absent, f"{room} imports {sorted(absent)}, which no GPU host need have"
 

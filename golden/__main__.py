@@ -1,0 +1,5 @@
+"""`python -m golden`."""
+
+from golden.cli import entry
+
+entry()
