@@ -82,7 +82,8 @@ class Record:
     flashinfer: the FlashInfer version below the subject, simulated on the twin, installed on a GPU.
     expected: what the ledger of known deviations says of the case, see `Expected`, empty where it
     says nothing. schedule: the work items of a failed case, for a drawing. history: of a case that
-    is one of many steps, what was seen of it; the judge says in which form.
+    is one of many steps, what was seen of it; the judge says in which form. Figures that a judge
+    compared stand there as `conformance.report.figures` reads them.
     crash is an exception that no check raised, a dead process or a dead CUDA context, hang a case
     that did not end in its time; message says what was seen, repro reruns it.
     """

@@ -8,6 +8,7 @@ from rich.table import Table
 from conformance.core.catalogue import REQUIREMENTS
 from conformance.core.record import Outcome, Record, worst_ratio
 from conformance.core.run import Exit, Verdict
+from conformance.report.figures import figure_lines
 
 _SHOWN_FAILURES = 10
 _SENTENCE = {
@@ -21,6 +22,8 @@ def show(verdict: Verdict, subject: str, console: Console) -> None:
     """Print the table, the first failures, what did not run, and last the verdict."""
     if verdict.records:
         console.print(_table(verdict))
+    for line in figure_lines(verdict.records):
+        console.print(line, markup=False)
     for record in verdict.failures[:_SHOWN_FAILURES]:
         console.print(f"[bold]{record.outcome}[/bold] {record.tier}", end=" ")
         console.print(record.message or record.case, markup=False)

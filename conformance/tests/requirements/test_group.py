@@ -1,6 +1,8 @@
 """NUM-10: caches with group scales, what is read of the scales, and the write that makes them."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,6 +16,12 @@ from conformance.tests.requirements import group_write
 from conformance.tests.requirements.test_graph import capture, decodes, replay
 from conformance.tests.requirements.test_num import check_step
 from conformance.tests.requirements.test_rob import Refusals, forward
+
+ROPE_SCALES = (None, 0.0123, 3.0, 0.0, -1.0, float("nan"), float("inf"))
+"""No powers of two: the kernel rounds the rope part's scale to BF16, and each product."""
+
+REFUSALS = 5
+"""Bad arguments of a case, out of all that are known."""
 
 SHARP = 4
 """Queries this much larger: logits of some tens, since scales lie apart already."""
@@ -176,27 +184,27 @@ def check_slot_zero(lab: Lab) -> None:
 def check_refused(lab: Lab) -> None:
     """Scale arrays that the kernel would misread, and rope scales it would round, are errors."""
     refusals = Refusals(lab)
-    world = refusals.bench.world
+    world, draw = refusals.bench.world, lab.case.draw.fork("refused")
     assert world.scales is not None
     good = world.flat(world.scales)
     wide = torch.cat([good, good], 1)
     arrays = {
-        "scale-array-none": None,
-        "scale-array-float64": good.double(),
-        "scale-array-bf16": good.bfloat16(),
-        "scale-array-flat": good.flatten(),
-        "scale-array-short": good[:-1].contiguous(),
-        "scale-array-wide": wide,
-        "scale-array-loose": wide[:, : good.shape[1]],
+        "none": None,
+        "float64": good.double(),
+        "bf16": good.bfloat16(),
+        "flat": good.flatten(),
+        "short": good[:-1].contiguous(),
+        "wide": wide,
+        "loose": wide[:, : good.shape[1]],
     }
-    for what, array in arrays.items():
+    bad: list[tuple[str, dict[str, Any]]] = [
+        (f"scale-array-{what}", {"ckv_scale_arr": array}) for what, array in arrays.items()
+    ]
+    if refusals.bench.config.head_dim_kpe:  # without it no rope scale can do harm
+        bad += [(f"scale-rope-{value}", {"k_scale": value}) for value in ROPE_SCALES]
+    for what, changes in draw.shuffle(bad)[:REFUSALS]:
         metadata = refusals.bench.build(refusals.step)
-        refusals.refuse(lambda m=metadata, a=array: forward(refusals, m, ckv_scale_arr=a), what)
-    if not refusals.bench.config.head_dim_kpe:
-        return  # nothing that a rope part's scale could harm
-    for scale in (None, 0.0123, 3.0, 0.0, -1.0, float("nan"), float("inf")):
-        metadata = refusals.bench.build(refusals.step)
-        refusals.refuse(lambda m=metadata, s=scale: forward(refusals, m, k_scale=s), "scale-rope")
+        refusals.refuse(partial(forward, refusals, metadata, **changes), what)
 
 
 CHECKS = {
