@@ -23,7 +23,7 @@ from conformance.hardware.replay import admit, found_here, replay, told
 from conformance.hardware.scenes import SCENES, Scene
 from conformance.installed import stands_on_the_twin
 from conformance.subjects import DEFAULT, factory_of
-from conformance.tiers import INSTALLED
+from conformance.core.request import INSTALLED
 from conformance.twin.semantics import BY_FINGERPRINT, BY_VERSION, fingerprint
 
 OUT = Path("hardware-record")

@@ -225,8 +225,8 @@ def write_rows(
     scale: of all where there are no scales, else of the rope part.
     """
     width, rope = ckv.shape[1], kpe.shape[1]
-    meta = {"CKV": width, "KPE": rope, "BLOCK_SIZE": cache.shape[1], "UNIT": _UNIT}
-    meta["ROW_UNIT"] = _ROW_UNIT
+    meta = {"CKV": width, "KPE": rope, "BLOCK_SIZE": cache.shape[1]}
+    meta |= {"UNIT": _UNIT, "ROW_UNIT": _ROW_UNIT}
     of_rope = {"KPE_BLOCK": triton.next_power_of_2(max(rope, 1))}
     grid = (slot_mapping.numel(),)
     if not rope:

@@ -27,7 +27,7 @@ ON_THE_HOST = {
 }
 TWINS = {  # what a CpuRuntime runs inside launch(), in the place of a kernel
     (f"kernels/{name}.py", f"_{name}_torch")
-    for name in ("clamp", "convert", "pack", "rescale", "row_map")
+    for name in ("clamp", "convert", "ds_mla", "pack", "rescale", "row_map")
 } | {
     ("kernels/write_kv.py", f"_{name}")
     for name in ("write_per_tensor_torch", "write_per_group_torch")

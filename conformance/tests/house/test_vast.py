@@ -36,7 +36,8 @@ def lab_of(case: str, version: str = "0.7.2.post1") -> Lab:
 
 
 def case_of(*parts: str) -> str:
-    return next(id for id in CASES if all(part in id for part in parts))
+    found: str = next(id for id in CASES if all(part in id for part in parts))
+    return found
 
 
 def benched(lab: Lab) -> tuple[Bench, list[list[int]], int]:
