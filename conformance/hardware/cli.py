@@ -12,6 +12,7 @@ from rich.console import Console
 
 from conformance import tiers
 from conformance.core import environment
+from conformance.core.request import INSTALLED
 from conformance.core.run import Exit
 from conformance.core.subject import Subject, Tier
 from conformance.core.worker import load_subject
@@ -23,7 +24,6 @@ from conformance.hardware.replay import admit, found_here, replay, told
 from conformance.hardware.scenes import SCENES, Scene
 from conformance.installed import stands_on_the_twin
 from conformance.subjects import DEFAULT, factory_of
-from conformance.core.request import INSTALLED
 from conformance.twin.semantics import BY_FINGERPRINT, BY_VERSION, fingerprint
 
 OUT = Path("hardware-record")
