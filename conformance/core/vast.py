@@ -91,10 +91,15 @@ def vast(world: World, blocks: Sequence[Sequence[int]], gap_rows: int) -> Iterat
         if scales is not None and world.scales is not None:
             scales[new] = world.scales[old]
     paged = PagedBytes(
-        data=data, fmt=config.fmt, head_dim_ckv=config.head_dim_ckv,
-        head_dim_kpe=config.head_dim_kpe, block_size=size, block_stride_rows=stride,
-        scale=config.k_scale, group_scales=scales,
-    )  # fmt: skip
+        data=data,
+        fmt=config.fmt,
+        head_dim_ckv=config.head_dim_ckv,
+        head_dim_kpe=config.head_dim_kpe,
+        block_size=size,
+        block_stride_rows=stride,
+        scale=config.k_scale,
+        group_scales=scales,
+    )
     typed = data if config.fp8 else data.view(torch.bfloat16)
     cache = typed.as_strided((count, size, width), (stride * width, width, 1))
     yield Vast(cache, paged, table, scales)

@@ -21,7 +21,7 @@ from conformance.tiers import tier
 from conformance.twin.semantics import BY_VERSION
 
 JUDGE = test_num11.test_caches_beyond_32_bits_are_addressed_right
-CASES = JUDGE.judge.cases("twin")
+CASES: list[str] = JUDGE.judge.cases("twin")
 HOWS = ("dense", "gaps", "interleaved")
 RESIDENT = 300 << 20
 
