@@ -135,7 +135,11 @@ class Bench:
 
     def set_group_scales(self, scales: Tensor) -> None:
         """Replace what the subject is given as group scales, not what golden reads."""
-        self.write(self._group_scales, scales)
+        self.write(self._of_groups(), scales)
+
+    def _of_groups(self) -> Tensor:
+        assert self._group_scales is not None, f"{self.case.id}: a cache without group scales"
+        return self._group_scales
 
     def aside(self) -> AbstractContextManager[Any]:
         """Return a context in which work is queued on another stream."""
@@ -197,7 +201,7 @@ class Bench:
 
     def group_scales(self) -> Tensor:
         """Return a host copy of the group scales as they are on the device."""
-        return self.read(self._group_scales)
+        return self.read(self._of_groups())
 
     def write_cache(
         self, ckv: Tensor, kpe: Tensor, slots: Tensor, k_scale: float, *, grouped: bool
@@ -208,7 +212,7 @@ class Bench:
             given.append(self.runtime.empty(tuple(host.shape), host.dtype))
             self.write(given[-1], host)
         ckv, kpe, slots = given
-        scales = self.world.flat(self._group_scales) if grouped else None
+        scales = self.world.flat(self._of_groups()) if grouped else None
         cache = self.world.cache(self._storage)
         self.instance.write_cache(ckv, kpe, cache, slots, k_scale, scales)
 

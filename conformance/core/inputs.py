@@ -84,7 +84,6 @@ class World:
     def paged(self, raw: Tensor | None = None) -> PagedBytes:
         """Return the cache as golden reads it."""
         config = self.config
-        more = {} if self.scales is None else {"group_scales": self.scales}
         return PagedBytes(
             data=self.raw if raw is None else raw,
             fmt=config.fmt,
@@ -93,7 +92,7 @@ class World:
             block_size=config.geometry.block_size,
             block_stride_rows=self.stride_rows,
             scale=config.k_scale,
-            **more,
+            group_scales=self.scales,
         )
 
     def cache(self, storage: Tensor) -> Tensor:

@@ -51,6 +51,16 @@ def test_an_honest_engine_with_group_scales_passes_with_room(spread, scale, scal
     assert max(worst) > 0.25, f"bounds four times too wide: worst ratios {worst}"
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-40])
+def test_the_error_told_is_the_error_whatever_type_the_bound_has(scale):
+    case = Case("told", [5, 70], 4, 64, 0, "e4m3", scale)
+    golden = case.attend()
+    assert golden.value_sq.dtype == (torch.float32 if scale == 1.0 else torch.float64)
+    off = golden.out * (1 + 2.0**-20)
+    verdict = compare(off, golden, roundings(case))
+    assert verdict.max_error == pytest.approx(2.0**-20, rel=1e-6)
+
+
 @pytest.mark.parametrize("n", [1, 5, 64, 1000])
 def test_a_scale_of_another_group_or_row_is_detected(n):
     case = grouped([n], scale_exp=-3)

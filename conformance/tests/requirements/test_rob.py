@@ -155,7 +155,7 @@ def forward(refusals: Refusals, metadata: Any, **changes: Any) -> None:
         "topk": inputs.topk.to(device),
         "k_scale": bench.config.k_scale if bench.config.fp8 else None,
     }
-    if bench.config.group_scales:
+    if bench.world.scales is not None:
         arguments["ckv_scale_arr"] = bench.world.flat(bench.world.scales)
     arguments |= changes
     rows = refusals.step.padded_rows
