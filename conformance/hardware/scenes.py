@@ -125,5 +125,5 @@ SCENES = (
     _scene("prompt", "flat", 48, 64, "fp8", _step((1, 9), (65, 120), (70, 120))),
     _scene("groups", "pool", 16, 64, "fp8g", _step((1, 2, 1), (5, 100, 260), (9, 104, 300))),
     _scene("groups-no-rope", "wide", 128, 0, "fp8g", _step((2, 1), (400, 0), (402, 70))),
-    _scene("full-width-heads", "pool", 128, 0, "bf16", _step((1, 1, 1, 1), (1, 64, 129, 255))),
+    _scene("full-width-heads", "pool", 128, 0, "bf16", _step((1,) * 6, (1, 64, 129, 255, 200, 3))),
 )
