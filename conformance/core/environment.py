@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("conformance", "fuzz", "golden")
 """The rooms that judge."""
 
+GOLDEN_SET = Path("golden/data")
+
 
 def describe(rooms: Sequence[str] = ROOMS) -> dict[str, Any]:
     """Return versions, processor and GPU, and the suite's commit; None for what is absent.
@@ -57,13 +59,14 @@ def commit() -> str | None:
 def files(root: Path, rooms: Sequence[str]) -> Iterator[Path]:
     """Yield the names of the files that make some rooms, relative to `root`, in order.
 
-    Hidden ones and what Python writes beside sources are none of them.
+    Hidden ones and what Python writes beside sources are none of them, nor is the golden set, which
+    no case reads: it would take a third of a bundle.
     """
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-            if not hidden and path.is_file():
+            if not hidden and GOLDEN_SET not in name.parents and path.is_file():
                 yield name
 
 

@@ -99,6 +99,8 @@ def test_every_file_of_a_room_is_in_it(bundle: Path, tmp_path: Path) -> None:
     unpacked(bundle, folder)
     for name in environment.files(ROOT, ["golden"]):
         assert (folder / "suite" / name).read_bytes() == (ROOT / name).read_bytes(), name
+    assert (ROOT / environment.GOLDEN_SET).is_dir(), "where it lies, so that it can be left out"
+    assert not (folder / "suite" / environment.GOLDEN_SET).exists()
     assert set(build.ROOMS) == {"golden"}, "the fixture's; all of them are in test_bundle_start"
 
 
