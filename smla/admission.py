@@ -1,6 +1,6 @@
 """Admission: a tiny batch planned and run at construction, so that what is admitted works.
 
-It also compiles every Triton kernel, so that no step does.
+It also compiles every Triton kernel of a forward, so that no step does.
 """
 
 import math

@@ -33,8 +33,8 @@ class SparseMLABackend:
 
     runtime: where it runs; a CudaRuntime of the current GPU when None.
     source: where FlashInfer's native module comes from; the installed one when None.
-    verify: plan and run a tiny batch now, which also compiles every Triton kernel. Without it the
-        first step compiles them, and a FlashInfer that computes wrongly is admitted.
+    verify: plan and run a tiny batch now, which also compiles every Triton kernel of a forward.
+        Without it the first step compiles them, and a FlashInfer that computes wrongly is admitted.
 
     Raises errors.UnsupportedError with every missed limit, errors.VersionError for a FlashInfer
     that is absent or outside of the known range, errors.PlanLayoutError for one that plans
@@ -95,14 +95,15 @@ class SparseMLABackend:
         topk_indices [rows, topk_width]: int32 token positions of each row's request, then -1.
         k_scale: the per-tensor scale of an FP8 cache, for its compressed and its rope part
             alike, from 2**-40 to 2**40; applied exactly. A captured graph keeps it. None for BF16.
-            Beside group scales it is the rope part's alone, a power of two; None without that part.
+            Beside group scales it is the rope part's alone, a power of two; None does without that.
         device_k_scale: float32 [1], the same scale on the device; where given, each run and each
             replay sets Flag.SCALE_CHANGED if it holds another one by then.
         ckv_scale_arr: float32 [physical rows of the cache, head_dim_ckv / 128], contiguous, where
             config.kv_scaling is "group": element c of the compressed part in slot s is its E4M3
             value times ckv_scale_arr[s, c // 128], rounded once to BF16. Slot 0's scales must be
             finite even if nothing is there: each run and each replay sets Flag.SLOT_ZERO_SCALE if
-            they are not. See `smla.new_group_scales` and `smla.write_per_group`.
+            they are not. A captured graph keeps this array: refill it, do not replace it. See
+            `smla.new_group_scales` and `smla.write_per_group`.
 
         Exactly metadata.num_rows rows of `out` are written. Rows behind them (padding, prefills
         that went to dense MHA) keep what they held, undefined when `out` was not given.

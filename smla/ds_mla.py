@@ -29,7 +29,8 @@ def convert_ds_mla(
 
     Each value is code * scale in float32, rounded to BF16; the rope part is copied bit for bit.
     Rows that are not converted keep what they held. Waits for nothing and may be captured: a
-    replay converts what the same tensors hold by then.
+    replay converts what the same tensors hold by then. The kernel is compiled at its first call,
+    with a slot mapping and without one apart: make one ahead of a capture.
 
     Raises errors.ShapeError, DtypeError, DeviceError, StrideError or CapacityError, before
     anything is queued.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from smla import errors
+from smla.kernels.ds_mla import ROW_BYTES as DS_MLA_ROW_BYTES
 from smla.kv_cache import FlatCache, flatten
 from smla.runtime import Runtime
 from smla.scale import GROUP
@@ -33,13 +34,26 @@ def new_group_scales(runtime: Runtime, kv_cache: Tensor) -> Tensor:
 
     All ones: `forward` needs slot 0's scales finite, written or not (see Flag.SLOT_ZERO_SCALE). A
     row for each physical row of kv_cache [num_blocks, block_size, head_dim_ckv + head_dim_kpe],
-    uint8, gaps between strided blocks included: 16 bytes for 512 channels, 3 % of the cache.
+    uint8, gaps between strided blocks included: 16 bytes for 512 channels, 3 % of that memory.
     head_dim_ckv is what of a cache row is whole groups of 128, so the rope part must be narrower
     than that.
+
+    Where the blocks of several layers alternate in one storage, an array for each layer would span
+    all layers' rows. One for the storage does: make it of the storage as [blocks of all layers,
+    block_size, head_dim], and give a layer whose blocks start at row r `scales[r:][:rows]`, rows
+    being those that its own view spans: (num_blocks - 1) * stride of its blocks + block_size.
 
     Raises errors.ShapeError, DtypeError, DeviceError or StrideError for what is no such cache.
     """
     row = kv_cache.shape[-1] if kv_cache.dim() == 3 else 0
+    if row == DS_MLA_ROW_BYTES:
+        raise errors.ShapeError(
+            "kv_cache",
+            found=f"{tuple(kv_cache.shape)}: rows of {row} bytes are vLLM's fp8_ds_mla, which "
+            "holds its scales itself",
+            allowed="rows of E4M3 codes alone",
+            remedy="convert it with smla.convert_ds_mla to a BF16 cache, which has no scales",
+        )
     if row < GROUP:
         raise errors.ShapeError(
             "kv_cache",

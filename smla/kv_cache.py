@@ -1,7 +1,7 @@
 """The paged KV cache as the attention kernel addresses it: flat rows of 512 + kpe elements.
 
 A row's number is 32 bits wide, its address 64: FlashInfer's kernel multiplies the slot by the row
-stride in int64, so a cache may be of any size that has fewer than 2^31 rows.
+stride in int64, so a cache may be of any size that has at most 2^31 rows.
 """
 
 from dataclasses import dataclass

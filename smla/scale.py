@@ -58,7 +58,7 @@ class KVScale:
         if not _is_number(value) or not least <= value <= most:  # type: ignore[operator]
             raise errors.ScaleError(
                 "k_scale",
-                found=repr(value),
+                found=_found(value),
                 allowed=f"{KV_SCALES} for an FP8 cache",
                 remedy="pass the scale that the cache was written with",
             )
@@ -68,7 +68,7 @@ class KVScale:
 
     @classmethod
     def of_rope(cls, value: object, *, needed: bool) -> "KVScale":
-        """The scale of the rope part beside group scales; None only where it is not `needed`.
+        """The scale of the rope part beside group scales; where that is not `needed`, None does.
 
         Raises errors.ScaleError unless it is a power of two, which BF16 holds, of KV_SCALES.
         """
@@ -79,15 +79,23 @@ class KVScale:
         if not fits or math.frexp(value)[0] != 0.5:  # type: ignore[arg-type]
             raise errors.ScaleError(
                 "k_scale",
-                found=repr(value),
+                found=_found(value),
                 allowed=f"a power of two from 2**-{_KV_EXPONENT} to 2**{_KV_EXPONENT}, for the "
-                "rope part beside group scales: the kernel rounds it to BF16",
-                remedy="write the rope part with a power of two (1.0 if its values are moderate)",
+                "rope part beside group scales: the kernel rounds it to BF16"
+                + ("" if needed else "; or None, since there is no rope part"),
+                remedy="write the rope part with a power of two (1.0 if its values are moderate)"
+                if needed
+                else "pass None: the compressed part has its scales in ckv_scale_arr",
             )
         return cls(float(value), float(value), 1.0)  # type: ignore[arg-type]
 
 
 ONE = KVScale(1.0, 1.0, 1.0)
+
+
+def _found(value: object) -> str:
+    """A tensor is told by its type alone: its value may be on a device, and take a wait."""
+    return type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _is_number(value: object) -> bool:

@@ -78,7 +78,7 @@ def refused(
     arguments: Changes, kind: type[errors.SmlaError], words: str, *, grouped: bool, k_scale: object
 ) -> None:
     """Fail unless the write is refused, and refused before anything is written."""
-    scales = arguments["ckv_scale_arr"].clone()
+    scales = arguments["ckv_scale_arr"]
     write: Any = smla.write_per_group
     if not grouped:
         write = smla.write_per_tensor
@@ -134,6 +134,7 @@ def test_channels_that_are_no_whole_groups_are_refused():
     [
         (torch.zeros(2, 64, 64, dtype=torch.uint8), errors.ShapeError, "(2, 64, 64)|128 channels"),
         (torch.zeros(64, 576, dtype=torch.uint8), errors.ShapeError, "(64, 576)|num_blocks"),
+        (torch.zeros(2, 64, 656, dtype=torch.uint8), errors.ShapeError, "656|fp8_ds_mla|convert"),
         (torch.zeros(2, 64, 576), errors.DtypeError, "torch.float32|torch.uint8"),
         (torch.zeros(2, 64, 576, dtype=torch.uint8, device=META), errors.DeviceError, "meta"),
         (torch.zeros(2, 64, 1152, dtype=torch.uint8)[..., ::2], errors.StrideError, "strides"),

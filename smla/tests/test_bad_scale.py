@@ -2,18 +2,20 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from smla import errors
+from smla.scale import KVScale
 from smla.tests.whole_rows import WholeRows
 from smla.tests.workbench import FP8_CONFIG, Simulated, assert_refused, undisturbed, workbench
 
 META = torch.device("meta")
 BAD_SCALES = [
     None, True, 0, 0.0, -0.5, float("nan"), float("inf"), 1e39, 1e-60, 2.0**41, 2.0**-41, 10**400,
-    math.nextafter(2.0**40, math.inf), math.nextafter(2.0**-40, 0), "0.5", torch.tensor(0.5),
+    math.nextafter(2.0**40, math.inf), math.nextafter(2.0**-40, 0), "0.5",
 ]  # fmt: skip
 
 
@@ -92,3 +94,16 @@ def test_scales_whose_product_leaves_float32_are_refused():
             errors.ScaleError,
             "k_scale|1e+38|a product that float32 holds",
         )
+
+
+class OnADevice(torch.Tensor):
+    """A tensor whose value costs a wait."""
+
+    def __repr__(self, *, tensor_contents=None):
+        raise AssertionError("its value was looked at")
+
+
+@pytest.mark.parametrize("make", [KVScale.of, partial(KVScale.of_rope, needed=True)])
+def test_a_tensor_for_a_scale_is_refused_by_its_type_and_not_looked_at(make):
+    scale = torch.tensor(0.5).as_subclass(OnADevice)
+    assert_refused(lambda: make(scale), errors.ScaleError, "k_scale|OnADevice|2**-40")

@@ -16,6 +16,7 @@ import torch
 
 import smla
 from golden import Draw, PagedBytes
+from smla.tests.sparse import sparse
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 RUNTIME = smla.CpuRuntime(kernels="interpret" if INTERPRETING else "torch")
@@ -290,3 +291,45 @@ def test_padded_rows_get_the_codes_that_dense_ones_get(padding, gap, grouped):
     assert torch.equal(*made)
     assert torch.equal(wide[:, :row], storage)
     assert bool((wide[:, row:] == FOREIGN).all()), "written into the padding"
+
+
+def test_layers_whose_blocks_alternate_share_one_array_of_scales():
+    blocks, size, dim = 3, 64, 128
+    storage = torch.full((blocks, 2, size, dim), FOREIGN, dtype=torch.uint8)
+    scales = smla.new_group_scales(RUNTIME, storage.flatten(0, 1))
+    span, slots = (blocks - 1) * 2 * size + size, torch.arange(blocks * size)
+    kpe = torch.empty((len(slots), 0), dtype=torch.bfloat16)
+    alone = []
+    for layer in range(2):
+        ckv = Draw(f"layer {layer}").bf16((len(slots), dim), scale_exp=5 * layer)
+        theirs = scales[layer * size :][:span]
+        smla.write_per_group(RUNTIME, ckv, kpe, storage[:, layer], theirs, slots)
+        cache = torch.full((blocks, size, dim), FOREIGN, dtype=torch.uint8)
+        alone.append((cache, smla.new_group_scales(RUNTIME, cache)))
+        smla.write_per_group(RUNTIME, ckv, kpe, *alone[-1], slots)
+    for layer, (cache, own) in enumerate(alone):
+        assert torch.equal(storage[:, layer], cache)
+        assert torch.equal(scales.view(blocks, 2, size, 1)[:, layer].reshape(own.shape), own)
+    assert not torch.equal(alone[0][1], alone[1][1])
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["tensor", "group"])
+def test_slots_on_both_sides_of_2_31_and_2_32_bytes_are_written(grouped):
+    blocks, size, dim, stride = 4, 64, 128, 2**24 - 24  # blocks 1 and 2 hold a border each
+    rows = (blocks - 1) * stride + size
+    storage, scales = sparse(rows * dim), sparse(rows * 4).view(torch.float32).view(rows, 1)
+    cache = storage.as_strided((blocks, size, dim), (stride * dim, dim, 1))
+    slots = torch.arange(blocks * size)
+    ckv = Draw("far").bf16((len(slots), dim))
+    kpe = torch.empty((len(slots), 0), dtype=torch.bfloat16)
+    near = torch.zeros((blocks, size, dim), dtype=torch.uint8)
+    of_near = smla.new_group_scales(RUNTIME, near)
+    for target, its_scales in ((cache, scales), (near, of_near)):
+        if grouped:
+            smla.write_per_group(RUNTIME, ckv, kpe, target, its_scales, slots)
+        else:
+            smla.write_per_tensor(RUNTIME, ckv, kpe, target, slots, k_scale=0.5)
+    assert torch.equal(cache, near) and bool((near != 0).any(-1).all())
+    if grouped:
+        written = slots // size * stride + slots % size
+        assert torch.equal(scales[written], of_near)

@@ -3,7 +3,6 @@
 What is expected is decoded by hand from the bytes. Both lanes of the kernel are held against it.
 """
 
-import mmap
 import os
 import subprocess
 import sys
@@ -15,13 +14,13 @@ import torch
 import smla
 from golden import Draw
 from smla import errors
+from smla.tests.sparse import sparse
 from smla.tests.workbench import CONFIG, INT32, NUM_SMS, Simulated, Workbench, assert_refused
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 LANES = ["torch", *(["interpret"] if INTERPRETING else [])]
 BF16 = torch.bfloat16
 META = torch.device("meta")
-MAP_NORESERVE = 0x4000  # of Linux; the mmap module names it from Python 3.13 on
 
 if not INTERPRETING:
 
@@ -254,7 +253,7 @@ def test_rows_that_32_bits_do_not_count_are_refused():
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("of_blocks", [False, True], ids=["many-blocks", "far-blocks"])
 def test_caches_beyond_32_bits_are_addressed_right(lane, of_blocks):
-    """Rows on both sides of byte and element 2^31 and 2^32 of each side, the others untouched."""
+    """Rows on both sides of byte and element 2^31 and 2^32 of each side."""
     size = 64
     if of_blocks:  # few blocks that lie far apart
         blocks, apart, to_apart = 4, 2**31 - 656 * 32 + 16 * 5, 2**31 - 576 * 32
@@ -280,9 +279,3 @@ def test_caches_beyond_32_bits_are_addressed_right(lane, of_blocks):
     nan = [bits.view(BF16).isnan() for bits in (found, expected)]
     assert torch.equal(*nan) and not nan[0].all(1).any()
     assert torch.equal(found[~nan[0]], expected[~nan[0]])
-
-
-def sparse(nbytes):
-    """uint8 [nbytes] of zeros, of which the system has only what is written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    return torch.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype=torch.uint8)
