@@ -24,12 +24,12 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "group": {"fmt": "e4m3_group", "scale": 0.25, "scale_exps": (-6, -4), "q_exp": 4},
 }
 _CONTEXTS = {
-    "short": (1, 63, 64, 65, 127, 128, 129),
+    "short": (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193),
     "full": tuple(range(2047, 2053)),
     "double": tuple(range(4095, 4101)),
-    "vast": (131327, 131328, 131329),
+    "vast": (131071, 131072, 131073, 131327, 131328, 131329),
 }
-_SLICES = {"glm-kpool4": (8, 32), "deepseek": (8, 16, 32)}
+_SLICES = {"glm-kpool4": (8, 16, 32), "deepseek": (8, 16, 32)}
 _HARD: dict[str, tuple[str, int]] = {  # the name of a kind, its numerics, and what q_exp gains
     "dominating": ("dominating", 1),
     "equal": ("equal", 0),
@@ -40,6 +40,7 @@ _HARD: dict[str, tuple[str, int]] = {  # the name of a kind, its numerics, and w
     "denormal": ("denormal", 0),
 }
 _EXTREME: dict[str, tuple[str, dict[str, Any]]] = {
+    "half-scale": ("e4m3", {"scale": 0.5, "q_exp": 1}),
     "tiny-scale": ("e4m3", {"scale": 1.3e-6, "q_exp": 20}),
     "huge-scale": ("e4m3", {"scale": 5.6e3, "q_exp": -12}),
     "far-scales": ("group", {"scale_exps": (-30, 10), "q_exp": -9}),
