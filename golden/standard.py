@@ -1,8 +1,12 @@
-"""The canonical cases: two models, their tensor-parallel slices, three cache formats, every edge.
+"""The canonical cases: two models, slices of both, three cache formats, contexts at their edges.
 
-Contexts lie around each place where something changes: tiles and blocks of 64, the two tiles
-that a step of the kernel takes, the top-k of 2048 and its pools, twice that, and 128 Ki tokens,
-beyond 16 bits. Block tables of long contexts map few physical blocks many times.
+Contexts lie around places where something changes: half a tile, tiles and blocks of 64, two and
+three of them, the top-k of 2048 and its pools, twice that, 128 Ki tokens, beyond 16 bits, and 256
+more. Block tables of long contexts map few physical blocks many times.
+
+Not here: rows without tokens, which a recipe cannot describe; top-k lists with gaps or with ids
+out of range; NaN and Inf; block sizes and head dimensions of other models. Slices and long contexts
+have plain numbers, and hard numbers have 16 heads and a rope part of 64.
 """
 
 from typing import Any
