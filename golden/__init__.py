@@ -9,6 +9,7 @@ command click; no other module does.)
 * `cache`: a paged key/value cache as bytes, decoded here;
 * `oracle`: dense attention in float64; `answer`: what it hands back;
 * `tolerance`: the one tolerance function, derived from the roundings that happen;
+* `refusal`: the texts of errors;
 * `recipe`, `numerics`, `inputs`: canonical cases as data, and what is drawn from them;
 * `standard`, `manifest`, `store`, `check`, `canonical`: the golden set of such cases.
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from golden.refusal import refusal
+
 _BYTES = {"bf16": 2, "e4m3": 1, "e4m3_group": 1}
 GROUP = 128  # channels of the compressed part that share a scale in "e4m3_group"
 FORMATS = frozenset(_BYTES)
@@ -55,50 +57,91 @@ class PagedBytes:
     block_stride_rows: int
     scale: float = 1.0
     group_scales: torch.Tensor | None = None
-    _decoded: tuple[tuple[int, int], torch.Tensor] | None = field(default=None, repr=False)
+    # Not of the constructor's fields, so that `replace` never takes it to other bytes or scales.
+    _decoded: tuple[tuple[int, int], torch.Tensor] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.fmt not in _BYTES:
-            raise ValueError(f"cache format {self.fmt!r}: one of {sorted(_BYTES)} is known")
+            raise ValueError(
+                refusal("cache format", repr(self.fmt), f"one of {sorted(_BYTES)}", "name one")
+            )
         if self.data.dtype != torch.uint8 or not self.data.is_contiguous():
             raise ValueError(
-                f"cache data is {self.data.dtype}, contiguous {self.data.is_contiguous()}: "
-                "pass the raw storage as contiguous uint8"
+                refusal(
+                    "cache data",
+                    f"{self.data.dtype}, contiguous {self.data.is_contiguous()}",
+                    "contiguous uint8",
+                    "pass the raw storage, data.contiguous().view(torch.uint8)",
+                )
             )
         if self.head_dim_ckv < 1 or self.head_dim_kpe < 0:
-            raise ValueError(f"dims {self.head_dim_ckv} + {self.head_dim_kpe}: need >= 1 and >= 0")
+            raise ValueError(
+                refusal(
+                    "head_dim_ckv, head_dim_kpe",
+                    f"{self.head_dim_ckv}, {self.head_dim_kpe}",
+                    "1 or more, 0 or more",
+                    "pass the elements of a row's two parts",
+                )
+            )
         if not 1 <= self.block_size <= self.block_stride_rows:
             raise ValueError(
-                f"block_size {self.block_size}, block_stride_rows {self.block_stride_rows}: "
-                "need 1 <= block_size <= block_stride_rows"
+                refusal(
+                    "block_size, block_stride_rows",
+                    f"{self.block_size}, {self.block_stride_rows}",
+                    "1 <= block_size <= block_stride_rows",
+                    "pass the stride in rows, not in bytes or blocks",
+                )
             )
         if not (0 < self.scale < math.inf) or (self.fmt == "bf16" and self.scale != 1.0):
             raise ValueError(
-                f"scale {self.scale} for {self.fmt}: positive and finite, 1.0 for bf16"
+                refusal(
+                    f"scale for {self.fmt}",
+                    self.scale,
+                    "positive and finite, 1.0 for bf16",
+                    "pass what stored values are multiplied by",
+                )
             )
         if self.fmt == "e4m3_group":
             self._check_groups()
         elif self.group_scales is not None:
-            raise ValueError(f"group_scales for {self.fmt}: they belong to 'e4m3_group' alone")
+            raise ValueError(
+                refusal(
+                    f"group_scales for {self.fmt}", "some", "those of 'e4m3_group' alone",
+                    "leave them out, or name that format",
+                )
+            )  # fmt: skip
 
     def _check_groups(self) -> None:
         """Raises ValueError unless the scales have the storage's shape."""
         if self.head_dim_ckv % GROUP:
             raise ValueError(
-                f"head_dim_ckv {self.head_dim_ckv} for e4m3_group: need a multiple of {GROUP}, "
-                "the channels of a scale"
-            )
+                refusal(
+                    "head_dim_ckv for e4m3_group", self.head_dim_ckv,
+                    f"a multiple of {GROUP}, the channels of a scale", "pass such a dimension",
+                )
+            )  # fmt: skip
         scales, shape = self.group_scales, (self.rows, self.head_dim_ckv // GROUP)
+        allowed = f"contiguous float32 {[*shape]}"
         if scales is None:
-            raise ValueError(f"e4m3_group without group_scales: pass float32 {[*shape]}")
+            raise ValueError(refusal("group_scales", "none", allowed, "pass them with e4m3_group"))
         if scales.dtype != torch.float32 or scales.shape != shape or not scales.is_contiguous():
             raise ValueError(
-                f"group_scales {scales.dtype} {[*scales.shape]}, contiguous "
-                f"{scales.is_contiguous()}: need contiguous float32 {[*shape]}, a line for each "
-                "row of the storage"
+                refusal(
+                    "group_scales",
+                    f"{scales.dtype} {[*scales.shape]}, contiguous {scales.is_contiguous()}",
+                    allowed,
+                    "pass a line for each row of the storage, the rows between blocks included",
+                )
             )
         if scales.device != self.data.device:
-            raise ValueError(f"group_scales on {scales.device}, data on {self.data.device}")
+            raise ValueError(
+                refusal(
+                    "group_scales", f"on {scales.device}", f"on {self.data.device}, as the data",
+                    "move them there",
+                )
+            )  # fmt: skip
 
     @property
     def decodes_exactly(self) -> bool:
@@ -124,10 +167,13 @@ class PagedBytes:
     def decoded(self) -> "PagedBytes":
         """The same, with every row decoded already, for many calls of `gather`.
 
-        Bytes that torch changes afterwards are noticed, and decoded at each call as ever.
+        Bytes that torch changes afterwards are noticed, and decoded at each call as ever; so is
+        whatever `dataclasses.replace` makes of it.
         """
         every = self.gather(torch.arange(self.rows, device=self.data.device))
-        return replace(self, _decoded=(self._versions, every))
+        known = replace(self)
+        object.__setattr__(known, "_decoded", (self._versions, every))  # frozen for all others
+        return known
 
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """float64 `[*slots.shape, head_dim]`: the decoded rows at `slots` (int64), scaled.
@@ -137,7 +183,12 @@ class PagedBytes:
         flat = slots.reshape(-1)
         if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.rows:
             raise IndexError(
-                f"slots {int(flat.min())}..{int(flat.max())} of a cache of {self.rows} rows"
+                refusal(
+                    "slots",
+                    f"{int(flat.min())}..{int(flat.max())}",
+                    f"0..{self.rows - 1}, for the cache has {self.rows} rows",
+                    "pass rows of the storage",
+                )
             )
         if self._decoded is not None and self._decoded[0] == self._versions:
             return self._decoded[1].index_select(0, flat).view(*slots.shape, self.head_dim)

@@ -54,7 +54,8 @@ class Case:
         """The step's inputs, drawn. Raises BrokenSet where they are not the manifest's."""
         inputs = draw_inputs(self.recipe)
         if problem := check.different_inputs(inputs, self.entry):
-            raise BrokenSet(self.name, problem, "the inputs of the manifest", "see there")
+            what = f"{self.name}, {problem.what}"
+            raise BrokenSet(what, problem.found, problem.allowed, problem.fix)
         return inputs
 
     @cached_property
@@ -80,7 +81,7 @@ class Case:
                 self.name,
                 f"outputs up to {float(apart.max()):.3g} from the stored ones",
                 f"{TOLERANCE} of sqrt(sum p v^2)",
-                "python -m golden check",
+                "see what `python -m golden check` says, and undo what changed golden",
             )
         return compare(out, golden, roundings or self.roundings)
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
-from golden import manifest, store
+from golden import manifest, standard, store
 from golden.inputs import Inputs, draw_inputs
 from golden.manifest import TOLERANCE, BrokenSet, Entry
 from golden.oracle import attend
+from golden.recipe import Recipe
+from golden.refusal import Refused, refusal
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,15 @@ class Outcome:
 
 def check(folder: Path, names: list[str] | None = None) -> Iterator[Outcome]:
     """The outcome of each case, as it is seen; then one for the folder where files are there
-    that the manifest does not list.
+    that the manifest does not list. In the canonical set's folder a standard case that is missing,
+    or has another recipe, is broken.
 
     names: of the cases to look at; all where None. Raises BrokenSet for a manifest that cannot
     be read, or a name that it lacks.
     """
+    wanted = {}
+    if folder.resolve() == store.DATA.resolve():
+        wanted = {recipe.name: recipe for recipe in standard.recipes()}
     entries = manifest.load(folder)
     known = [entry.recipe.name for entry in entries]
     for name in names or []:
@@ -41,15 +47,36 @@ def check(folder: Path, names: list[str] | None = None) -> Iterator[Outcome]:
     strangers = store.strangers(folder, entries)
     for entry in entries:
         if names is None or entry.recipe.name in names:
-            yield check_case(folder, entry)
+            recipe = wanted.get(entry.recipe.name, entry.recipe)
+            yield check_case(folder, entry) if recipe == entry.recipe else _changed(entry, recipe)
+    for name in wanted if names is None else ():
+        if name not in known:
+            yield _broken(name, "no such case", "every case of golden/standard.py", _STANDARD)
     if strangers:
-        problem = BrokenSet(
-            str(folder),
+        yield _broken(
+            folder.name,
             f"{', '.join(strangers)}, unlisted",
             "the files that the manifest lists",
             "remove it, or add it as a case with `python -m golden add`",
         )
-        yield Outcome(folder.name, str(problem), True, 0.0)
+
+
+_STANDARD = (
+    "restore the folder from version control, or `python -m golden regenerate --standard "
+    "golden/data`"
+)
+
+
+def _changed(entry: Entry, recipe: Recipe) -> Outcome:
+    """The outcome of a standard case that the manifest tells of as another one."""
+    found, wanted = entry.recipe.as_dict(), recipe.as_dict()
+    fields = [field for field in wanted if found[field] != wanted[field]]
+    said, allowed = (", ".join(f"{f} {of[f]!r}" for f in fields) for of in (found, wanted))
+    return _broken(recipe.name, said, f"{allowed}, as in golden/standard.py", _STANDARD)
+
+
+def _broken(name: str, found: str, allowed: str, fix: str) -> Outcome:
+    return Outcome(name, str(BrokenSet(name, found, allowed, fix)), True, 0.0)
 
 
 def check_case(folder: Path, entry: Entry) -> Outcome:
@@ -60,26 +87,25 @@ def check_case(folder: Path, entry: Entry) -> Outcome:
     except BrokenSet as problem:
         return Outcome(name, str(problem), True, 0.0)
     inputs = draw_inputs(entry.recipe)
-    if problem_text := different_inputs(inputs, entry):
-        return Outcome(name, problem_text, False, 0.0)
+    if different := different_inputs(inputs, entry):
+        return Outcome(name, str(different), False, 0.0)
     worst, text = _compare(recomputed(inputs), stored, entry)
     return Outcome(name, text if not worst <= 1 else None, False, worst)
 
 
-def different_inputs(inputs: Inputs, entry: Entry) -> str | None:
+def different_inputs(inputs: Inputs, entry: Entry) -> Refused | None:
     """Which drawn input, or choice of kept outputs, is not the one that the manifest tells of."""
     drawn = {name: store.note(tensor, True) for name, tensor in inputs.tensors().items()}
     for name in sorted({*drawn, *entry.inputs}):
         found, wanted = drawn.get(name), entry.inputs.get(name)
         if found != wanted:
-            return (
-                f"input {name}: drawn {found}; allowed: {wanted}; to fix: undo what changed "
-                "golden's drawing, or the manifest"
-            )
+            return Refused(
+                f"input {name}", f"{found}", f"{wanted}",
+                "undo what changed golden's drawing, or the manifest",
+            )  # fmt: skip
     if tuple(inputs.kept()) != entry.kept:
-        return (
-            f"kept outputs: drawn {inputs.kept()}; allowed: {[*entry.kept]}; to fix: restore the "
-            "manifest"
+        return Refused(
+            "kept outputs", f"{inputs.kept()}", f"{[*entry.kept]}", "restore the manifest"
         )
     return None
 
@@ -129,9 +155,10 @@ def _compare(now: Recomputed, stored: dict[str, torch.Tensor], entry: Entry) -> 
             if name == "out":
                 row, head = entry.kept[at[0]]
                 place = f"row {row} head {head} dim {at[1]}"
-            text = (
-                f"{name} of {place}: recomputed {float(found[at])!r}; allowed: "
-                f"{float(stored[name][at])!r} +- {TOLERANCE * float(unit[at]):.3g}; to fix: undo "
-                "what changed golden's arithmetic, or the file"
+            text = refusal(
+                f"{name} of {place}",
+                f"{float(found[at])!r}, recomputed",
+                f"{float(stored[name][at])!r} +- {TOLERANCE * float(unit[at]):.3g}",
+                "undo what changed golden's arithmetic, or the file",
             )
     return worst, text

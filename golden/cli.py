@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import click
 
+from golden.refusal import Refused, missing_package
+
 HOLDS, DIFFERS, BROKEN = 0, 1, 3
 CODES = """
 
@@ -108,13 +110,9 @@ def entry() -> NoReturn:
     except click.Abort:
         click.echo("stopped", err=True)
     except ModuleNotFoundError as problem:
-        click.echo(
-            f"found no package {problem.name}; allowed: torch, click and safetensors; to fix: "
-            "python -m pip install safetensors",
-            err=True,
-        )
+        click.echo(missing_package(problem), err=True)
     except Exception as problem:  # Python's own exit code for these would read as a difference
-        if type(problem).__name__ in ("BrokenSet", "RecipeError"):
+        if isinstance(problem, Refused):
             click.echo(str(problem), err=True)
         else:
             traceback.print_exc()

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 import torch
 
+from golden.refusal import refusal
+
 T = TypeVar("T")
 Device = str | torch.device
 
@@ -84,7 +86,8 @@ class Draw:
     def randint(self, low: int, high: int) -> int:
         """An integer of `low <= x < high`. Raises ValueError where that range is empty."""
         if high <= low:
-            raise ValueError(f"nothing to draw: low {low} must be below high {high}")
+            found, fix = f"low {low}, high {high}", "pass a range that is not empty"
+            raise ValueError(refusal("an integer to draw", found, "low < high", fix))
         self._next += 1
         word = _mix((self._key + self._next * _GAMMA) & _MASK)
         return low + (word * (high - low) >> 64)
@@ -101,7 +104,8 @@ class Draw:
         """`k` distinct integers of `range(n)` in drawn order (the start of a Fisher-Yates
         shuffle). Raises ValueError where `k` is not in 0..n."""
         if not 0 <= k <= n:
-            raise ValueError(f"a sample of {k} distinct values out of {n}: 0 to {n} are possible")
+            fix = "draw fewer, or from more"
+            raise ValueError(refusal(f"a sample of {n} values", k, f"0 to {max(n, 0)}", fix))
         words = [word & _MASK for word in self._words(k, "cpu").tolist()]
         moved: dict[int, int] = {}  # what stands at a place, where it is not the place's number
         drawn = []
@@ -124,8 +128,8 @@ class Draw:
         """
         span = high - low
         if not 1 <= span <= 2**31:
-            raise ValueError(f"range {low}..{high} holds {span} values: 1 to 2**31 are possible")
-
+            found, fix = f"low {low}, high {high}", "pass a range of that size"
+            raise ValueError(refusal("integers to draw", found, "1 to 2**31 values", fix))
         count = math.prod(shape)
         halves = self._words((count + 1) // 2, device).view(torch.int32)[:count].long()
         scaled = halves.bitwise_and_(2**32 - 1).mul_(span).bitwise_right_shift_(32)
@@ -140,7 +144,8 @@ class Draw:
         Raises ValueError where `scale_exp` is beyond -100..100 (subnormals, overflow).
         """
         if abs(scale_exp) > 100:
-            raise ValueError(f"scale_exp {scale_exp} is outside -100..100")
+            fix = "draw with 0, and scale what was drawn"
+            raise ValueError(refusal("scale_exp", scale_exp, "-100 to 100", fix))
         values = self._look_up(_bf16_bells(torch.device(device)), shape)
         return values.mul_(2.0**scale_exp) if scale_exp else values
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from golden.recipe import Recipe, RecipeError
+from golden.refusal import Refused
 
 T = TypeVar("T")
 
 NAME = "manifest.json"
+SUFFIX = ".safetensors"
 SCHEMA = 1
 GENERATOR = "golden.inputs 1 (SplitMix64)"
 TOLERANCE = 1e-12
@@ -22,11 +24,8 @@ TOLERANCE = 1e-12
 another order differ by parts of that, whatever cancels), of max(1, |lse|) for LSEs."""
 
 
-class BrokenSet(Exception):
+class BrokenSet(Refused):
     """A golden set that cannot be read as one: found, allowed, to fix."""
-
-    def __init__(self, what: str, found: str, allowed: str, fix: str) -> None:
-        super().__init__(f"{what}: found {found}; allowed: {allowed}; to fix: {fix}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,31 @@ def dump(entries: list[Entry]) -> str:
 
 
 def load(folder: Path) -> list[Entry]:
-    """The cases of the set in `folder`, in its order. Raises BrokenSet."""
+    """The cases of the set in `folder`, in its order, at least one. Raises BrokenSet."""
+    path, found = folder / NAME, _read(folder)
+    if found["tolerance"] != TOLERANCE:
+        raise BrokenSet(str(path), f"tolerance {found['tolerance']!r}", f"{TOLERANCE}", _RESTORE)
+    entries = [_entry(f"{path}, case {i}", case) for i, case in enumerate(found["cases"])]
+    if not entries:
+        raise BrokenSet(str(path), "no cases", "one or more", _RESTORE)
+    for what in ("name", "file"):
+        names = [entry.recipe.name if what == "name" else entry.file for entry in entries]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise BrokenSet(str(path), f"{what} {twice[0]!r} twice", "each once", _RESTORE)
+    return entries
+
+
+def listed(folder: Path) -> set[str]:
+    """The files that belong to the set in `folder`, its manifest among them, whether or not they,
+    or the cases that they belong to, are whole. Raises BrokenSet where the manifest is none of
+    golden's."""
+    files = [case.get("file") for case in _read(folder)["cases"] if isinstance(case, dict)]
+    names = [file.get("name") for file in files if isinstance(file, dict)]
+    return {NAME, *(name for name in names if isinstance(name, str) and name.endswith(SUFFIX))}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The manifest's JSON, golden's by its fields, schema and generator. Raises BrokenSet."""
     path = folder / NAME
     try:
         found = json.loads(path.read_text())
@@ -89,22 +112,16 @@ def load(folder: Path) -> list[Entry]:
             str(path),
             f"schema {head['schema']}",
             str(SCHEMA),
-            "check out the suite of that schema, or regenerate the set with this one",
+            "check out the suite of that schema, or regenerate the set into an empty folder",
         )
     kinds = {"schema": int, "generator": str, "tolerance": float, "cases": list}
     head = _fields(str(path), found, kinds)
-    for key, only in (("generator", GENERATOR), ("tolerance", TOLERANCE)):
-        if head[key] != only:
-            raise BrokenSet(str(path), f"{key} {head[key]!r}", repr(only), _RESTORE)
-    entries = [_entry(f"{path}, case {i}", case) for i, case in enumerate(head["cases"])]
-    for what in ("name", "file"):
-        names = [entry.recipe.name if what == "name" else entry.file for entry in entries]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise BrokenSet(str(path), f"{what} {twice[0]!r} twice", "each once", _RESTORE)
-    return entries
+    if head["generator"] != GENERATOR:
+        raise BrokenSet(str(path), f"generator {head['generator']!r}", repr(GENERATOR), _RESTORE)
+    return head
 
 
-_RESTORE = "restore the file from version control, or regenerate the set"
+_RESTORE = "restore the file from version control, or regenerate the set into an empty folder"
 
 
 def _entry_dict(entry: Entry) -> dict[str, Any]:
@@ -131,11 +148,12 @@ def _entry(what: str, found: Any) -> Entry:
     try:
         recipe = Recipe.from_dict(case["recipe"])
     except RecipeError as problem:
-        raise BrokenSet(what, str(problem), "a recipe", _RESTORE) from None
+        what = f"{what}, {problem.what}"
+        raise BrokenSet(what, problem.found, problem.allowed, _RESTORE) from None
     what = f"{what} ({recipe.name})"
     file = _fields(what, case["file"], {"name": str, "bytes": int, "sha256": str})
-    if file["name"] != f"{recipe.name}.safetensors":
-        raise BrokenSet(what, f"file {file['name']!r}", f"{recipe.name}.safetensors", _RESTORE)
+    if file["name"] != recipe.name + SUFFIX:
+        raise BrokenSet(what, f"file {file['name']!r}", recipe.name + SUFFIX, _RESTORE)
     by = _fields(what, case["provenance"], {"torch": str, "machine": str, "date": str})
     return Entry(
         recipe=recipe,

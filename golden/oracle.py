@@ -13,11 +13,13 @@ where squares would overflow or vanish.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import NoReturn
 
 import torch
 
 from golden.answer import DecodeSums, Golden
 from golden.cache import GROUP, PagedBytes, is_power_of_two
+from golden.refusal import refusal
 
 _CHUNK_ELEMENTS = 2**23  # decoded cache elements held at a time: 64 MiB as float64
 _FINE = (2.0**-20, 2.0**20)  # largest values of a dimension that float32 needs no normalising for
@@ -250,8 +252,12 @@ def _slots(
     limit = block_table.shape[1] * cache.block_size
     if not 0 <= int(position.min()) <= int(position.max()) < limit:
         raise ValueError(
-            f"tokens {int(position.min())}..{int(position.max())}: a block table of "
-            f"{block_table.shape[1]} blocks of {cache.block_size} holds 0..{limit - 1}"
+            refusal(
+                "tokens",
+                f"{int(position.min())}..{int(position.max())}",
+                f"0..{limit - 1}, of {block_table.shape[1]} blocks of {cache.block_size}",
+                "pass positions in the request, or a longer block table",
+            )
         )
     block = block_table[request.long()[:, None], position // cache.block_size].long()
     return block * cache.block_stride_rows + position % cache.block_size, used
@@ -286,28 +292,26 @@ def _check(
     split: int | None,
     chunk_rows: int,
 ) -> None:
-    if q_nope.shape[2:] != (cache.head_dim_ckv,):
-        raise ValueError(f"q_nope {[*q_nope.shape]}: need [rows, heads, {cache.head_dim_ckv}]")
-    if q_pe.shape != (*q_nope.shape[:2], cache.head_dim_kpe):
-        raise ValueError(
-            f"q_pe {[*q_pe.shape]}: need {[*q_nope.shape[:2], cache.head_dim_kpe]} "
-            f"for q_nope {[*q_nope.shape]}"
-        )
-    rows = q_nope.shape[0]
+    def refuse(what: str, found: object, allowed: str, fix: str) -> NoReturn:
+        raise ValueError(refusal(what, found, allowed, fix))
+
+    shape, parts = [*q_nope.shape], "split the queries as the cache's rows are split"
+    if shape[2:] != [cache.head_dim_ckv]:
+        refuse("q_nope", shape, f"[rows, heads, {cache.head_dim_ckv}]", parts)
+    if [*q_pe.shape] != [*shape[:2], cache.head_dim_kpe]:
+        refuse("q_pe", [*q_pe.shape], f"{[*shape[:2], cache.head_dim_kpe]}", parts)
+    rows, requests = shape[0], block_table.shape[0] if block_table.ndim == 2 else 0
     if block_table.ndim != 2 or request.shape != (rows,) or len(tokens) != rows:
-        raise ValueError(
-            f"block_table {[*block_table.shape]}, request {[*request.shape]}, {len(tokens)} "
-            f"token lists: need [requests, blocks], [{rows}] and {rows}"
-        )
+        found = f"{[*block_table.shape]}, {[*request.shape]}, {len(tokens)} lists"
+        allowed = f"[requests, blocks], [{rows}], {rows} lists"
+        refuse("block_table, request, tokens", found, allowed, "pass a request and a list per row")
     for row, picked in enumerate(tokens):
         if picked.ndim != 1 or picked.is_floating_point():
-            raise ValueError(
-                f"tokens of row {row}: {picked.dtype} {[*picked.shape]}, need 1-D integers"
-            )
-    if rows and not 0 <= int(request.min()) <= int(request.max()) < block_table.shape[0]:
-        raise ValueError(
-            f"requests {int(request.min())}..{int(request.max())}: the block table has "
-            f"{block_table.shape[0]}"
-        )
+            found, fix = f"{picked.dtype} {[*picked.shape]}", "pass the row's positions"
+            refuse(f"tokens of row {row}", found, "1-D integers", fix)
+    if rows and not 0 <= int(request.min()) <= int(request.max()) < requests:
+        found = f"{int(request.min())}..{int(request.max())}"
+        refuse("request", found, f"0..{requests - 1}", "pass a line of the block table per row")
     if (split is not None and split < 1) or chunk_rows < 1:
-        raise ValueError(f"split {split}, chunk_rows {chunk_rows}: at least 1 (split may be None)")
+        found, allowed = f"{split}, {chunk_rows}", "1 or more each, split None too"
+        refuse("split, chunk_rows", found, allowed, "pass tokens of a piece and rows at a time")

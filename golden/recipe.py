@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args, get_origin
 
 from golden.cache import FORMATS, GROUP
+from golden.refusal import Refused
 
 NUMERICS = (
     *("plain", "dominating", "equal", "negative"),
@@ -18,7 +19,7 @@ NUMERICS = (
 _NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 
-class RecipeError(ValueError):
+class RecipeError(Refused, ValueError):
     """A recipe that describes no case: what was found, what is allowed, what to do."""
 
 
@@ -68,10 +69,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for text, fits, allowed in self._rules():
             if not fits:
-                raise RecipeError(
-                    f"case {self.name!r}: found {text}; allowed: {allowed}; to fix: change the "
-                    "recipe"
-                )
+                raise RecipeError(f"case {self.name!r}", text, allowed, "change the recipe")
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         grouped = self.fmt == "e4m3_group"
@@ -161,8 +159,10 @@ class Recipe:
         missing, unknown = sorted({*known} - {*given}), sorted({*given} - {*known})
         if missing or unknown:
             raise RecipeError(
-                f"recipe {found.get('name')!r}: found fields missing {missing}, unknown {unknown}; "
-                f"allowed: {', '.join(known)}; to fix: add and remove these"
+                f"recipe {found.get('name')!r}",
+                f"fields missing {missing}, unknown {unknown}",
+                ", ".join(known),
+                "add and remove these",
             )
         return cls(**{name: _typed(name, kind, given[name]) for name, kind in known.items()})
 
@@ -179,6 +179,8 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
         return value
     wanted = getattr(kind, "__name__", str(kind))
     raise RecipeError(
-        f"field {name}: found {value!r}; allowed: {'a list of ' if get_args(kind) else ''}"
-        f"{get_args(kind)[0].__name__ if get_args(kind) else wanted}; to fix: change the recipe"
+        f"field {name}",
+        repr(value),
+        f"a list of {get_args(kind)[0].__name__}" if get_args(kind) else wanted,
+        "change the recipe",
     )

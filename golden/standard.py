@@ -1,8 +1,12 @@
-"""The canonical cases: two models, their tensor-parallel slices, three cache formats, every edge.
+"""The canonical cases: two models, slices of both, three cache formats, contexts at their edges.
 
-Contexts lie around each place where something changes: tiles and blocks of 64, the two tiles
-that a step of the kernel takes, the top-k of 2048 and its pools, twice that, and 128 Ki tokens,
-beyond 16 bits. Block tables of long contexts map few physical blocks many times.
+Contexts lie around places where something changes: half a tile, tiles and blocks of 64, two and
+three of them, the top-k of 2048 and its pools, twice that, 128 Ki tokens, beyond 16 bits, and 256
+more. Block tables of long contexts map few physical blocks many times.
+
+Not here: rows without tokens, which a recipe cannot describe; top-k lists with gaps or with ids
+out of range; NaN and Inf; block sizes and head dimensions of other models. Slices and long contexts
+have plain numbers, and hard numbers have 16 heads and a rope part of 64.
 """
 
 from typing import Any
@@ -24,12 +28,12 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "group": {"fmt": "e4m3_group", "scale": 0.25, "scale_exps": (-6, -4), "q_exp": 4},
 }
 _CONTEXTS = {
-    "short": (1, 63, 64, 65, 127, 128, 129),
+    "short": (1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 192, 193),
     "full": tuple(range(2047, 2053)),
     "double": tuple(range(4095, 4101)),
-    "vast": (131327, 131328, 131329),
+    "vast": (131071, 131072, 131073, 131327, 131328, 131329),
 }
-_SLICES = {"glm-kpool4": (8, 32), "deepseek": (8, 16, 32)}
+_SLICES = {"glm-kpool4": (8, 16, 32), "deepseek": (8, 16, 32)}
 _HARD: dict[str, tuple[str, int]] = {  # the name of a kind, its numerics, and what q_exp gains
     "dominating": ("dominating", 1),
     "equal": ("equal", 0),
@@ -40,6 +44,7 @@ _HARD: dict[str, tuple[str, int]] = {  # the name of a kind, its numerics, and w
     "denormal": ("denormal", 0),
 }
 _EXTREME: dict[str, tuple[str, dict[str, Any]]] = {
+    "half-scale": ("e4m3", {"scale": 0.5, "q_exp": 1}),
     "tiny-scale": ("e4m3", {"scale": 1.3e-6, "q_exp": 20}),
     "huge-scale": ("e4m3", {"scale": 5.6e3, "q_exp": -12}),
     "far-scales": ("group", {"scale_exps": (-30, 10), "q_exp": -9}),

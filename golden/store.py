@@ -15,12 +15,11 @@ from safetensors.torch import load, save
 
 from golden import manifest
 from golden.inputs import Inputs, digest, draw_inputs
-from golden.manifest import BrokenSet, Entry, Provenance, TensorNote
+from golden.manifest import SUFFIX, BrokenSet, Entry, Provenance, TensorNote
 from golden.recipe import Recipe
 
 DATA = Path(__file__).parent / "data"
 """The canonical set's folder."""
-SUFFIX = ".safetensors"
 _RESTORE = "restore the file from version control, or regenerate the set"
 
 
@@ -102,28 +101,56 @@ def strangers(folder: Path, entries: Iterable[Entry]) -> list[str]:
 def write_set(folder: Path, recipes: Iterable[Recipe]) -> list[Entry]:
     """Write a whole set: beside the folder first, then in its place.
 
-    Raises BrokenSet where the folder holds something else than a golden set.
+    Raises BrokenSet where there are no recipes, or the folder holds anything else than a golden
+    set's files; these may be broken.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / manifest.NAME).is_file():
-        raise BrokenSet(
-            str(folder), "files but no manifest", "an absent or empty folder, or a golden set",
-            "name another folder",
-        )  # fmt: skip
+    folder = folder.resolve()  # a link stays one, and "." has a name
+    _replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
-        new, old = Path(beside, "new"), Path(beside, "old")
+        new = Path(beside, "new")
         new.mkdir()
         entries = []
         for recipe in recipes:
             entry, content = make(recipe)
             (new / entry.file).write_bytes(content)
             entries.append(entry)
+        if not entries:
+            raise BrokenSet(str(folder), "no recipes", "one or more", "name what is to be written")
         (new / manifest.NAME).write_text(manifest.dump(entries))
+        _replaceable(folder)  # making took minutes
+        _swap(new, folder, Path(f"{beside}-old"))
+    return entries
+
+
+def _replaceable(folder: Path) -> None:
+    """Raises BrokenSet where replacing the folder would delete what is not of a golden set."""
+    allowed, fix = "an absent or empty folder, or a golden set", "name another folder"
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not (folder / manifest.NAME).is_file():
+        raise BrokenSet(str(folder), "files but no manifest", allowed, fix)
+    listed = manifest.listed(folder)
+    others = [path.name for path in folder.iterdir() if path.name not in listed or path.is_dir()]
+    if others:
+        raise BrokenSet(
+            str(folder), f"{', '.join(sorted(others))}, not of the set", allowed,
+            f"move them elsewhere, or {fix}",
+        )  # fmt: skip
+
+
+def _swap(new: Path, folder: Path, old: Path) -> None:
+    """Put `new` in the folder's place; what was there waits in `old`, which nothing else deletes,
+    and comes back where that fails."""
+    try:
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    return entries
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def append(folder: Path, recipe: Recipe) -> Entry:

@@ -56,6 +56,7 @@ from fractions import Fraction
 import torch
 
 from golden.answer import Golden
+from golden.refusal import refusal
 
 _K = 8.0
 _F32_STEP = 2.0**-23
@@ -122,7 +123,8 @@ class Roundings:
         if fmt == "bf16":
             return cls()
         if fmt not in ("e4m3", "e4m3_group"):
-            raise ValueError(f"cache format {fmt!r}: 'bf16', 'e4m3' or 'e4m3_group' is known")
+            allowed = "'bf16', 'e4m3' or 'e4m3_group'"
+            raise ValueError(refusal("cache format", repr(fmt), allowed, "name one of these"))
         low, high = _product_errors(scale)
         if fmt == "e4m3_group":
             return cls(kv_unit=max(_GROUP_UNIT, float(abs(low)), float(abs(high))))
@@ -176,8 +178,12 @@ def bound(golden: Golden, roundings: Roundings) -> torch.Tensor:
         decode = golden.decode
         if decode is None:
             raise ValueError(
-                f"scale_error {roundings.scale_error}, kv_unit {w} for a cache that decodes "
-                "exactly: derive the roundings from the same cache, Roundings.of(fmt, scale)"
+                refusal(
+                    "roundings",
+                    f"scale_error {roundings.scale_error}, kv_unit {w}",
+                    "0 and 0 for a cache that decodes exactly",
+                    "derive them from the same cache, Roundings.of(fmt, scale)",
+                )
             )
         total.add_(decode.value_shift.abs(), alpha=e + w)
         logit = logit + (e * e / 2 * decode.logit_fourth.to(kind))[..., None]
@@ -207,7 +213,9 @@ def compare(observed: torch.Tensor, golden: Golden, roundings: Roundings) -> Ver
     """
     expected = golden.out
     if observed.shape != expected.shape:
-        raise ValueError(f"observed {[*observed.shape]}, golden has {[*expected.shape]}")
+        found, allowed = f"{[*observed.shape]}", f"{[*expected.shape]}, as golden's"
+        fix = "pass all rows, heads and channels of the output"
+        raise ValueError(refusal("shape of observed", found, allowed, fix))
     got = observed.to(expected.device, torch.float64)
     limit = bound(golden, roundings)
     error = (got - expected).abs_()

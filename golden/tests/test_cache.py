@@ -1,5 +1,6 @@
 """Cache bytes: decoded like torch's own types, found where the layout says, refused otherwise."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,13 +73,13 @@ def test_a_scale_that_changes_is_noticed_by_a_decoded_cache():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"group_scales": None}, r"pass float32 \[4, 2\]"),
-        ({"group_scales": torch.ones(4, 1)}, r"\[4, 1\].*need contiguous float32 \[4, 2\]"),
+        ({"group_scales": None}, r"found none; allowed: contiguous float32 \[4, 2\]"),
+        ({"group_scales": torch.ones(4, 1)}, r"\[4, 1\].*allowed: contiguous float32 \[4, 2\]"),
         ({"group_scales": torch.ones(3, 2)}, "for each row of the storage"),
         ({"group_scales": torch.ones(4, 2).double()}, "float64"),
         ({"group_scales": torch.ones(2, 4).T}, "contiguous False"),
         ({"head_dim_ckv": 64, "head_dim_kpe": 192}, "multiple of 128"),
-        ({"fmt": "e4m3"}, "belong to 'e4m3_group' alone"),
+        ({"fmt": "e4m3"}, "those of 'e4m3_group' alone"),
         ({"scale": 0.0}, "positive"),
     ],
     ids=["none", "groups", "rows", "float64", "strides", "tiny", "tensor", "scale"],
@@ -94,8 +95,9 @@ def test_group_scales_that_do_not_fit_are_refused(changes, said):
         "group_scales": torch.ones(4, 2),
     }
     PagedBytes(**good)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as caught:
         PagedBytes(**(good | changes))
+    assert all(word in str(caught.value) for word in ("found", "allowed", "to fix"))
 
 
 @pytest.mark.parametrize("fmt, scale", [("bf16", 1.0), ("e4m3", 0.0123)])
@@ -115,6 +117,55 @@ def test_a_decoded_cache_is_the_same_until_its_bytes_change(fmt, scale):
     before = plain.gather(slots)
     data.view(plain.rows, -1)[3] += 1
     assert not before.equal(plain.gather(slots)) and same()
+
+
+@pytest.mark.parametrize("changed", ["data", "scale", "group_scales", "head_dim_ckv"])
+def test_what_is_made_of_a_decoded_cache_is_decoded_anew(changed):
+    """Other bytes of the same version are none that torch changed."""
+    data, scales = Draw("one").e4m3([4, 384]), torch.ones(4, 2)
+    others: dict[str, Any] = {
+        "data": Draw("other").e4m3([4, 384]),
+        "scale": 2.0,
+        "group_scales": torch.full((4, 2), 3.0),
+        "head_dim_ckv": 128,
+    }
+    fields: dict[str, Any] = {
+        "data": data,
+        "scale": 0.5,
+        "group_scales": scales,
+        "head_dim_ckv": 256,
+    }
+    change = {changed: others[changed]}
+    if changed == "head_dim_ckv":
+        change |= {"head_dim_kpe": 256, "group_scales": torch.ones(4, 1)}
+
+    def cache(**of):
+        rest: dict[str, Any] = {
+            "fmt": "e4m3_group",
+            "head_dim_kpe": 128,
+            "block_size": 2,
+            "block_stride_rows": 2,
+        }
+        return PagedBytes(**(rest | fields | of))
+
+    slots = torch.arange(4)
+    made = replace(cache().decoded(), **change)
+    assert made.gather(slots).equal(cache(**change).gather(slots))
+    assert not made.gather(slots).equal(cache().gather(slots))
+
+
+def test_decoded_values_cannot_be_handed_in():
+    cache = PagedBytes(torch.zeros(8, dtype=torch.uint8), "e4m3", 4, 0, 1, 1)
+    with pytest.raises((TypeError, ValueError), match="_decoded"):
+        replace(cache, _decoded=((0, -1), torch.ones(2, 4)))
+
+
+def test_a_decoded_cache_decodes_nothing_again(monkeypatch):
+    from golden import cache as module
+
+    decoded = PagedBytes(torch.zeros(8, dtype=torch.uint8), "e4m3", 4, 0, 1, 1).decoded()
+    monkeypatch.setattr(module, "_e4m3_table", lambda device: 1 / 0)
+    assert decoded.gather(torch.tensor([1])).shape == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +195,15 @@ def test_other_caches_are_refused(changes):
         "block_stride_rows": 4,
     }
     PagedBytes(**good)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError) as caught:
         PagedBytes(**(good | changes))
+    assert all(word in str(caught.value) for word in ("found", "allowed", "to fix"))
 
 
 @pytest.mark.parametrize("slot", [-1, 8])
 def test_slots_outside_the_storage_are_refused(slot):
     cache = PagedBytes(torch.zeros(8 * 6 + 5, dtype=torch.uint8), "e4m3", 4, 2, 4, 4)
     assert cache.rows == 8
-    with pytest.raises(IndexError, match=r"8 rows"):
+    with pytest.raises(IndexError, match=r"8 rows") as caught:
         cache.gather(torch.tensor([0, slot]))
+    assert all(word in str(caught.value) for word in ("found", "allowed", "to fix"))

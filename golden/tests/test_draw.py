@@ -130,8 +130,9 @@ def test_shapes_of_all_kinds(shape):
     ],
 )
 def test_impossible_draws_are_refused(wrong):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError) as caught:
         wrong(Draw("wrong"))
+    assert all(word in str(caught.value) for word in ("found", "allowed", "to fix"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

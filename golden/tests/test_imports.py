@@ -43,14 +43,28 @@ def test_the_library_is_usable_without_these_packages():
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_missing_package_is_named():
-    pytest.importorskip("click", reason="golden's command line needs click")
+@pytest.mark.parametrize("package", ["click", "safetensors"])
+@pytest.mark.parametrize("arguments", [["check"], ["regenerate", "x"], ["add", "x"]], ids=" ".join)
+def test_a_missing_package_is_named(package, arguments, tmp_path):
+    if package != "click":
+        pytest.importorskip("click", reason="golden's command line needs click")
     code = (
-        "import sys; sys.modules['safetensors'] = None; sys.argv = ['golden', 'check']\n"
-        "from golden.cli import entry; entry()"
+        f"import sys; sys.modules[{package!r}] = None; sys.path.insert(0, {str(ROOM.parent)!r})\n"
+        f"import runpy; sys.argv = ['golden', *{arguments}]\n"
+        "runpy.run_module('golden', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOM.parent, capture_output=True)
-    assert done.returncode == 3 and b"no package safetensors" in done.stderr, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    said = done.stderr.decode()
+    assert done.returncode == 3 and f"found no package {package};" in said, said
+    assert f"pip install {package}" in said and "Traceback" not in said
+    assert not any(tmp_path.iterdir())
+
+
+def test_of_a_part_of_a_package_the_package_is_named():
+    from golden.refusal import missing_package
+
+    said = missing_package(ModuleNotFoundError("no", name="numpy.core"))
+    assert "found no package numpy;" in said and said.endswith("pip install numpy")
 
 
 def test_golden_runs_as_a_module():

@@ -204,8 +204,9 @@ def test_a_dimension_of_any_size_has_its_sums(exponent):
 )
 def test_what_does_not_fit_is_refused(changes, error):
     case = Case("wrong", [10, 4])
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         case.attend(**changes)
+    assert all(word in str(caught.value) for word in ("found", "allowed", "to fix"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

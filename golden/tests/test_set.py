@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,6 +175,7 @@ BROKEN = {
         lambda f: edit(f, lambda m: case_of(m)["kept"].append([4, 0])),
         r"kept \[4, 0\]",
     ),
+    "no cases": (lambda f: edit(f, lambda m: m["cases"].clear()), "found no cases"),
     "no output": (lambda f: edit(f, lambda m: case_of(m).update(outputs={})), "in the manifest"),
 }
 
@@ -226,7 +228,7 @@ DIFFERS = {
     ),
     "an input more": (
         lambda f: edit(f, lambda m: case_of(m)["inputs"].update(x=m["cases"][0]["inputs"]["q_pe"])),
-        "input x: drawn None",
+        "input x: found None",
     ),
     "kept": (lambda f: edit(f, lambda m: case_of(m)["kept"].reverse()), "kept outputs"),
 }
@@ -241,7 +243,7 @@ def test_a_set_that_differs_is_told(copy, ask, forgery, said):
     assert code == 1, text
     assert re.search(f"DIFFERS  e4m3  .*{said}", text), text
     assert "holds    bf16" in text and "holds    group" in text
-    assert all(word in text for word in ("allowed", "to fix"))
+    assert all(text.count(word) == 1 for word in ("found", "allowed", "to fix"))
 
 
 def test_broken_counts_more_than_different(copy, ask):
@@ -311,6 +313,175 @@ def test_nothing_is_half_written(copy, tmp_path, monkeypatch, target):
         store.write_set(into, [small(fmt, name=fmt) for fmt in FORMATS])
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+STRANGERS = {
+    "a file": lambda f: (f / "mine.txt").write_text("mine"),
+    "a hidden file": lambda f: (f / ".mine").write_text("mine"),
+    "a folder": lambda f: (f / "mine").mkdir(),
+    "a case's folder": lambda f: (
+        (f / "bf16.safetensors").unlink(),
+        (f / "bf16.safetensors").mkdir(),
+        (f / "bf16.safetensors" / "mine.txt").write_text("mine"),
+    ),
+    "a listed text": lambda f: (
+        (f / "mine.txt").write_text("mine"),
+        edit(f, lambda m: case_of(m)["file"].update(name="mine.txt")),
+    ),
+    "another manifest": lambda f: (f / manifest.NAME).write_text('{"name": "an app"}'),
+    "no JSON": lambda f: (f / manifest.NAME).write_text("<manifest/>"),
+    "a list": lambda f: (f / manifest.NAME).write_text("[]"),
+    "schema": lambda f: edit(f, lambda m: m.update(schema=2)),
+    "generator": lambda f: edit(f, lambda m: m.update(generator="x")),
+    "other cases": lambda f: edit(f, lambda m: m.update(cases=[1, {}, {"file": {"name": 2}}])),
+}
+
+
+@pytest.mark.parametrize("change", STRANGERS.values(), ids=STRANGERS)
+def test_what_is_no_set_is_not_replaced(copy, whole, ask, change):
+    change(copy)
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    code, said = ask("regenerate", "--data", whole, copy)
+    assert code == 3 and all(word in said for word in ("found", "allowed", "to fix")), said
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+REPLACED = {
+    "cut": cut,
+    "missing": lambda f: (f / "e4m3.safetensors").unlink(),
+    "recipe": lambda f: edit(f, lambda m: case_of(m)["recipe"].update(blocks=0)),
+    "tolerance": lambda f: edit(f, lambda m: m.update(tolerance=1.0)),
+    "no cases": lambda f: (
+        [path.unlink() for path in f.glob("*.safetensors")],
+        edit(f, lambda m: m["cases"].clear()),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", REPLACED.values(), ids=REPLACED)
+def test_a_broken_set_is_replaced(copy, whole, ask, damage):
+    damage(copy)
+    assert ask("regenerate", "--data", whole, copy)[0] == 0
+    assert ask("check", "--data", copy)[0] == 0
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def test_a_file_that_comes_while_a_set_is_made_stays(copy, monkeypatch):
+    real = store.make
+
+    def make(recipe):
+        (copy / "mine.txt").write_text("mine")
+        return real(recipe)
+
+    monkeypatch.setattr(store, "make", make)
+    with pytest.raises(BrokenSet, match=r"mine\.txt"):
+        store.write_set(copy, [small()])
+    assert (copy / "mine.txt").read_text() == "mine" and len(manifest.load(copy)) == 3
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_old_set_comes_back_where_the_new_one_cannot_take_its_place(copy, monkeypatch, stop, at):
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    real, renamed = Path.rename, []
+
+    def rename(path, target):
+        renamed.append(path)
+        if len(renamed) == at:
+            raise stop("here")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(stop):
+        store.write_set(copy, [small()])
+    assert len(renamed) == {1: 1, 2: 3}[at]
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    assert [path.name for path in copy.parent.iterdir()] == ["set"]
+
+
+def test_an_old_set_that_cannot_come_back_is_not_deleted(copy, monkeypatch):
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    real, renamed = Path.rename, []
+
+    def rename(path, target):
+        renamed.append(path)
+        if len(renamed) > 1:
+            raise OSError("here")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="here"):
+        store.write_set(copy, [small()])
+    (kept,) = copy.parent.iterdir()
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+
+
+def test_a_set_without_cases_is_not_written(copy, tmp_path):
+    for folder in (copy, tmp_path / "new"):
+        with pytest.raises(BrokenSet, match="no recipes"):
+            store.write_set(folder, [])
+    assert len(manifest.load(copy)) == 3 and [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_link_to_a_set_stays_one(copy, tmp_path):
+    (tmp_path / "link").symlink_to(copy)
+    store.write_set(tmp_path / "link", [small()])
+    assert (tmp_path / "link").is_symlink() and len(manifest.load(copy)) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "set"}
+
+
+@pytest.fixture
+def canonical(copy, monkeypatch):
+    """A set that stands where the canonical one does, and of the standard recipes."""
+    recipes = [entry.recipe for entry in manifest.load(copy)]
+    monkeypatch.setattr(store, "DATA", copy)
+    monkeypatch.setattr(standard, "recipes", lambda: recipes)
+    return copy
+
+
+def drop(folder):
+    """Take a case out of the set without a trace."""
+    (folder / "e4m3.safetensors").unlink()
+    edit(folder, lambda m: m["cases"].pop(1))
+
+
+def exchange(folder):
+    """Put another case of the name in the place of one, whole by itself."""
+    drop(folder)
+    store.append(folder, small("e4m3", name="e4m3", contexts=[7, 8, 9]))
+
+
+def test_the_canonical_set_has_every_standard_case(canonical, whole, ask):
+    assert ask("check", "--data", canonical)[0] == 0
+    store.append(canonical, small(name="mine"))
+    code, said = ask("check", "--data", canonical)
+    assert code == 0 and "holds    mine" in said
+    drop(canonical)
+    code, said = ask("check", "--data", canonical)
+    assert code == 3 and "BROKEN   e4m3  e4m3: found no such case; allowed: " in said
+    assert "holds    bf16" in said and "holds    group" in said and "to fix" in said
+    assert ask("check", "--data", whole)[0] == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--case", "e4m3"]], ids=str)
+def test_a_standard_case_that_was_exchanged_is_told(canonical, ask, options):
+    exchange(canonical)
+    code, said = ask("check", "--data", canonical, *options)
+    assert code == 3 and "BROKEN   e4m3  e4m3: found contexts [7, 8, 9]; allowed: " in said
+    assert "holds    e4m3" not in said and "to fix" in said
+
+
+def test_other_sets_have_the_cases_they_have(copy, ask):
+    exchange(copy)
+    assert ask("check", "--data", copy)[0] == 0
+
+
+def test_what_is_checked_by_itself_is_the_canonical_set():
+    from golden import cli
+
+    assert cli._DATA == store.DATA
 
 
 def test_other_folders_are_left_alone(tmp_path, whole, ask):
@@ -404,8 +575,16 @@ def test_a_case_judges_nothing_by_other_answers_than_the_stored(copy):
     with pytest.raises(BrokenSet, match="from the stored ones"):
         case.judge(case.inputs.attend().out)
     edit(copy, lambda found: case_of(found)["recipe"].update(key="other"))
-    with pytest.raises(BrokenSet, match="input"):
+    with pytest.raises(BrokenSet, match="e4m3, input") as caught:
         _ = [*cases(copy)][1].inputs
+    assert all(str(caught.value).count(word) == 1 for word in ("found", "allowed", "to fix"))
+
+
+def test_a_recipe_in_a_manifest_is_refused_in_one_message(copy):
+    edit(copy, lambda found: case_of(found)["recipe"].update(blocks=0))
+    with pytest.raises(BrokenSet, match=r"case 'e4m3'.*1 or more each.*version control") as caught:
+        manifest.load(copy)
+    assert all(str(caught.value).count(word) == 1 for word in ("found", "allowed", "to fix"))
 
 
 def test_the_canonical_set_is_whole_and_that_of_the_recipes():
@@ -413,46 +592,75 @@ def test_the_canonical_set_is_whole_and_that_of_the_recipes():
     assert not store.strangers(store.DATA, entries)
     listed = [entry.recipe for entry in entries]
     assert listed[: len(standard.recipes())] == standard.recipes()
-    assert sum(path.stat().st_size for path in store.DATA.iterdir()) <= 8e6
+    assert sum(path.stat().st_size for path in store.DATA.iterdir()) < 4e6
     for one in entries:
         outputs = store.read(store.DATA, one)
         assert all(bool(tensor.isfinite().all()) for tensor in outputs.values()), one.recipe.name
         assert {row for row, _ in one.kept} == {*range(one.recipe.rows)}
 
 
-@pytest.mark.parametrize("name", [f"deepseek-heads8-{fmt}" for fmt in FORMATS])
-def test_stored_outputs_are_those_of_plain_python(name):
-    """One kept output and its LSE by a loop over tokens and torch's own number formats."""
+PLAIN = {  # of each case the context of one row
+    **{f"deepseek-heads8-{fmt}": 2049 for fmt in FORMATS},
+    "deepseek-heads16-group": 4099,
+    "glm-kpool4-heads16-e4m3": 2050,
+    "glm-kpool4-bf16-vast": 131073,
+    "glm-kpool4-group-vast": 131329,
+    "deepseek-e4m3-vast": 131072,
+    "cancelling-values-e4m3": 1024,
+    "cancelling-values-group": 2048,
+    "denormal-bf16": 1024,
+    "denormal-e4m3": 66,
+    "far-scales-group": 2048,
+    "tiny-scale-e4m3": 1024,
+}
+
+
+@pytest.mark.parametrize("name, context", PLAIN.items(), ids=PLAIN)
+def test_stored_outputs_are_those_of_plain_python(name, context):
+    """One kept output and its LSE by a loop over tokens and torch's own number formats.
+
+    Allowed is a part of sqrt(sum p v^2), for where values cancel nothing else is left.
+    """
     import math
 
     (case,) = [case for case in cases() if case.name == name]
     inputs, recipe = case.inputs, case.recipe
-    place, (row, head) = 1, case.stored.kept[1]
-    assert recipe.block_size == BLOCK
+    row = recipe.row_contexts.index(context)
+    place = [at for at, _ in case.stored.kept].index(row) + 1
+    head = case.stored.kept[place][1]
+    assert case.stored.kept[place][0] == row and recipe.block_size == BLOCK
+    ckv, width = recipe.head_dim_ckv, recipe.head_dim_ckv + recipe.head_dim_kpe
     stored = inputs.cache.data.view(-1, inputs.cache.row_bytes)
     q = torch.cat([inputs.q_nope[row, head], inputs.q_pe[row, head]]).double().tolist()
     keys, logits = [], []
     for token in inputs.topk[row].tolist():
         if token < 0:
             continue
+        assert token < context
         block = int(inputs.block_table[inputs.request[row], token // BLOCK])
         slot = block * recipe.block_stride_rows + token % BLOCK
         kind = torch.bfloat16 if recipe.fmt == "bf16" else torch.float8_e4m3fn
         key = stored[slot].view(kind).double().tolist()
-        for channel in range(576):
-            if inputs.cache.group_scales is not None and channel < 512:
-                key[channel] *= float(inputs.cache.group_scales[slot, channel // 128])
-            else:
-                key[channel] *= recipe.scale
+        scales = [recipe.scale] * width
+        if inputs.cache.group_scales is not None:
+            groups = inputs.cache.group_scales[slot].tolist()
+            scales[:ckv] = [groups[channel // 128] for channel in range(ckv)]
+        key = [value * scale for value, scale in zip(key, scales, strict=True)]
         keys.append(key)
         logits.append(recipe.sm_scale * math.fsum(a * b for a, b in zip(q, key, strict=True)))
+    pooled = recipe.index_topk + context % recipe.index_kpool
+    assert len(keys) == (context if context <= recipe.index_topk else pooled)
     top = max(logits)
-    total = math.fsum(math.exp(s - top) for s in logits)
-    assert float(case.stored.lse[row, head]) == pytest.approx(top + math.log(total), rel=1e-13)
+    weights = [math.exp(s - top) for s in logits]
+    total = math.fsum(weights)
+    lse = top + math.log(total)
+    assert abs(float(case.stored.lse[row, head]) - lse) <= 1e-13 * max(1.0, abs(lse))
     for channel in (0, 127, 128, 300, 511):
-        terms = [math.exp(s - top) * key[channel] for s, key in zip(logits, keys, strict=True)]
-        expected = math.fsum(terms) / total
-        assert float(case.stored.out[place, channel]) == pytest.approx(expected, rel=1e-12)
+        values = [key[channel] for key in keys]
+        expected = math.fsum(p * v for p, v in zip(weights, values, strict=True)) / total
+        unit = math.sqrt(math.fsum(p * v * v for p, v in zip(weights, values, strict=True)) / total)
+        assert unit > 0 and expected != 0
+        assert abs(float(case.stored.out[place, channel]) - expected) <= 1e-13 * unit
 
 
 def test_the_manifest_tells_of_inputs_as_they_are_drawn():

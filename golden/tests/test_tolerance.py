@@ -253,11 +253,12 @@ def test_decoding_errors_are_those_of_all_codes(scale, exact):
 def test_wrong_questions_are_refused():
     case = Case("wrong", [4])
     golden = case.attend()
-    with pytest.raises(ValueError, match="observed"):
+    said = ".*found .*; allowed: .*; to fix: "
+    with pytest.raises(ValueError, match=f"observed{said}"):
         compare(golden.out[..., 1:], golden, Roundings())
-    with pytest.raises(ValueError, match="decodes exactly"):
+    with pytest.raises(ValueError, match=f"roundings{said}"):
         compare(golden.out, golden, Roundings.of("e4m3", 0.0123))
-    with pytest.raises(ValueError, match="e5m2"):
+    with pytest.raises(ValueError, match=f"format{said}"):
         Roundings.of("e5m2", 1.0)
 
 
