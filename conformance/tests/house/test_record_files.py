@@ -41,13 +41,10 @@ def recorded() -> dict[str, SceneRecord]:
 def origin(made_on: str = "hopper", **changes: Any) -> Origin:
     """Where a record of a GPU would be from."""
     gpu = {"name": "NVIDIA H200", "capability": [9, 0], "sms": 132, "driver": "580.159.04"}
-    told: dict[str, Any] = {
-        "python": "3.12.3",
-        "torch": "2.11.0",
-        "cuda": "13.0",
-        "triton": "3.6.0",
+    told = {
+        **{"python": "3.12.3", "torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0"},
+        **{"flashinfer": VERSION, "commit": "f" * 40, "sources": "5" * 64, "gpu": gpu},
     }
-    told |= {"flashinfer": VERSION, "commit": "f" * 40, "sources": "5" * 64, "gpu": gpu}
     kernel = BY_VERSION[VERSION].fingerprint
     return replace(Origin(made_on, VERSION, kernel, "smla", "0.1.0", told), **changes)
 
