@@ -19,7 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from conformance.hardware.errors import refusal
-from conformance.hardware.recording import ARRAYS, DTYPES, Call, SceneRecord
+from conformance.hardware.fields import misfit
+from conformance.hardware.recording import ARRAYS, Call, SceneRecord
 from conformance.hardware.scenes import Scene, digest
 
 SCHEMA = "smla-hardware-record/1"
@@ -124,11 +125,13 @@ def read(folder: Path, scenes: Sequence[Scene]) -> HardwareRecord:
             found=f"scenes of digest {str(told['scenes'])[:16]}",
             allowed=f"{digest(scenes)[:16]}, this suite's",
             remedy=f"replay it with the suite it is from (commit "
-            f"{(told['environment'] or {}).get('commit')}), or record again",
+            f"{told['environment']['commit']}), or record again",
         )
     names, wanted = [*told["records"]], [scene.name for scene in scenes]
     if names != wanted:
-        raise refusal(f"{folder / MANIFEST}", found=f"{names}", allowed=f"{wanted}", remedy=_AGAIN)
+        raise refusal(
+            f"{folder / MANIFEST}", found=ascii(names), allowed=f"{wanted}", remedy=_AGAIN
+        )
     strangers = {path.name for path in folder.iterdir()} - {MANIFEST, *map(_file, wanted)}
     if strangers:
         raise refusal(
@@ -146,6 +149,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         told = json.loads(path.read_text())
+        seal = told.pop("seal", None) if isinstance(told, dict) else None
+        content = _seal(told)
     except OSError as problem:
         raise refusal(
             f"{path}",
@@ -153,7 +158,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             allowed="a folder that `conformance record` wrote",
             remedy="name the folder that holds the manifest, or copy it whole",
         ) from problem
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise refusal(
             f"{path}", found=f"no JSON ({problem})", allowed="a whole manifest", remedy=_AGAIN
         ) from problem
@@ -161,31 +166,32 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise refusal(
             f"{path}",
-            found=f"schema {schema!r}",
+            found=f"schema {schema!a}",
             allowed=repr(SCHEMA),
             remedy="record again with this suite, or replay with the suite it is from",
         )
-    seal = told.pop("seal", None)
-    if seal != _seal(told):
+    if seal != content:
         raise refusal(
             f"{path}",
-            found=f"content of SHA-256 {_seal(told)[:16]}",
-            allowed=f"{str(seal)[:16]}, as its seal says",
+            found=f"content of SHA-256 {content[:16]}",
+            allowed=f"{ascii(seal)[:16]}, as its seal says",
             remedy=_AGAIN,
         )
-    wanted = {"schema", "scenes", "records", *Origin.__dataclass_fields__}
-    if set(told) != wanted:
-        raise refusal(
-            f"{path}",
-            found=f"fields {sorted(told)}",
-            allowed=f"{sorted(wanted)}",
-            remedy="record again with this suite",
-        )
+    if wrong := misfit(told):
+        found, allowed = wrong
+        raise refusal(f"{path}", found=found, allowed=allowed, remedy=_AGAIN)
     return dict(told)
 
 
 def _scene(folder: Path, name: str, entry: Mapping[str, Any]) -> SceneRecord:
     path = folder / _file(name)
+    if entry["file"] != path.name:
+        raise refusal(
+            f"{folder / MANIFEST}",
+            found=f"records.{name}.file: {entry['file']}",
+            allowed=path.name,
+            remedy=_AGAIN,
+        )
     try:
         content = path.read_bytes()
     except OSError as problem:
@@ -207,7 +213,7 @@ def _scene(folder: Path, name: str, entry: Mapping[str, Any]) -> SceneRecord:
         tensors: dict[str, Tensor] = load(content)
         call = Call(**entry["call"])
         wanted = _TENSORS | ({"out"} if call.out != "bfloat16" else set())
-        if set(tensors) != wanted or call.out not in DTYPES:
+        if set(tensors) != wanted:
             raise ValueError(f"tensors {sorted(set(tensors) ^ wanted)} too many or missing")
         return SceneRecord(
             call, entry["inputs"], tuple(entry["plan_info"]), tuple(entry["flags"]), tensors
@@ -225,6 +231,6 @@ def _file(name: str) -> str:
     return f"{name}.safetensors"
 
 
-def _seal(told: Mapping[str, Any]) -> str:
+def _seal(told: object) -> str:
     text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

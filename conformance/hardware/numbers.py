@@ -20,15 +20,14 @@ from torch import Tensor
 
 from conformance.core.bench import UNWRITTEN, WORST
 from conformance.hardware.inputs import Drawn
-from conformance.hardware.recording import SceneRecord, kept_places
+from conformance.hardware.pieces import kept_places, pieces_of, place_in_words
+from conformance.hardware.recording import SceneRecord
 from conformance.hardware.rerun import (
     Rerun,
     engine_cache,
     engine_roundings,
     golden_of,
     golden_of_pieces,
-    pieces_of,
-    place_in_words,
 )
 from conformance.hardware.scenes import Scene
 from conformance.hardware.schedule import Difference, valid_counts

@@ -11,7 +11,8 @@ from conformance.core.schedule import MERGE_FIELDS, WORK_FIELDS, ScheduleReader
 from conformance.core.subject import Subject, Tier
 from conformance.hardware.errors import refusal
 from conformance.hardware.inputs import digests
-from conformance.hardware.scenes import LSES, PAIRS, Scene, spread
+from conformance.hardware.pieces import kept_places
+from conformance.hardware.scenes import Scene
 from conformance.hardware.tap import Planned, Ran, Tap
 
 ARRAYS = (*WORK_FIELDS, *MERGE_FIELDS, "work_indptr")
@@ -51,7 +52,7 @@ class SceneRecord:
       of live rows. What convert found is the first `counts` of each row's entries;
     - engine_out, out [pairs, ckv]: what the native run wrote, and where that was no BF16 what the
       step left of it, of `Scene.pairs`;
-    - partial_o [n, ckv], partial_lse [m]: of `partial_places`; LSEs are float32, base 2.
+    - partial_o [n, ckv], partial_lse [m]: of `kept_places`; LSEs are float32, base 2.
     """
 
     call: Call
@@ -124,25 +125,6 @@ def record(scene: Scene, subject: Subject, tier: Tier) -> SceneRecord:
     )
 
 
-def partial_places(schedule: ScheduleReader, num_heads: int) -> list[int]:
-    """Return the packed rows of the float workspace that a schedule's split rows use, in order."""
-    tile = 64 * schedule.info["num_blks_x"]
-    lengths = schedule.array("q_len").tolist()
-    places: list[int] = []
-    for work, q_len in zip(schedule.works(), lengths, strict=True):
-        if work.partial >= 0:
-            width = min(tile, q_len * num_heads - work.q_start)
-            places += range(work.partial, work.partial + width)
-    return sorted(places)
-
-
-def kept_places(schedule: ScheduleReader, num_heads: int) -> tuple[list[int], list[int]]:
-    """Return the packed rows whose partial outputs, and whose partial LSEs, are kept."""
-    places = partial_places(schedule, num_heads)
-    outs, lses = (spread(len(places), most) for most in (PAIRS, LSES))
-    return [places[at] for at in outs], [places[at] for at in lses]
-
-
 def _passed(scene: Scene, tap: Tap) -> tuple[Planned, Ran]:
     """Return what went through the tap, if it was what a replay can do again."""
     planned, ran = tap.planned, tap.ran
@@ -179,7 +161,7 @@ def _partials(bench: Bench, schedule: ScheduleReader, ran: Ran) -> dict[str, Ten
     dim, dtype = bench.config.head_dim_ckv, ran.out.dtype
     if not outs:
         return {"partial_o": torch.empty(0, dim, dtype=dtype), "partial_lse": torch.empty(0)}
-    memory, end = ran.float_workspace.view(-1).view(torch.uint8), lses[-1] + 1
+    memory, end = ran.float_workspace.view(-1).view(torch.uint8), max(*outs, *lses) + 1
     o_at, lse_at = schedule.info["partial_o"], schedule.info["partial_lse"]
     partial_o = bench.read(memory[o_at : o_at + 2 * dim * end]).view(dtype).view(end, dim)
     partial_lse = bench.read(memory[lse_at : lse_at + 4 * end]).view(torch.float32)

@@ -42,6 +42,15 @@ def admit(
             allowed=f"those of {', '.join(BY_VERSION)}, which the twin knows",
             remedy="read these sources and add a row to conformance.twin.semantics",
         )
+    known = BY_VERSION.get(origin.flashinfer)
+    if known is not None and known.fingerprint != origin.kernel:
+        raise refusal(
+            f"{path}",
+            found=f"FlashInfer {origin.flashinfer} with kernel sources of fingerprint "
+            f"{origin.kernel}, those of {BY_FINGERPRINT[origin.kernel].version}",
+            allowed=f"{known.fingerprint}, as that version has them",
+            remedy="record again with the released package of that version",
+        )
     if rehearsal:
         return record
     if origin.made_on != "hopper":

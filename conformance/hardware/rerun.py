@@ -1,14 +1,15 @@
 """The twin's run of a recorded schedule, and golden's answers to what a native run was given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from conformance.core.bench import UNWRITTEN, WORST
-from conformance.core.schedule import FIELDS, ScheduleReader, Work
+from conformance.core.schedule import FIELDS, ScheduleReader
 from conformance.hardware.inputs import Drawn
+from conformance.hardware.pieces import Piece
 from conformance.hardware.recording import DTYPES, SceneRecord
 from conformance.twin.access import AccessLog
 from conformance.twin.errors import TwinDomainError, TwinFault
@@ -68,37 +69,6 @@ def rebuilt(found: SceneRecord) -> Tensor:
         start = info[name] // 4
         words[start : start + tensor.numel()] = tensor
     return words.view(torch.uint8)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A packed row of the partial results: whose it is, and of which positions of that row."""
-
-    row: int
-    head: int
-    start: int
-    end: int
-
-
-def pieces_of(schedule: ScheduleReader, num_heads: int) -> dict[int, Piece]:
-    tile = 64 * schedule.info["num_blks_x"]
-    found = {}
-    lengths = schedule.array("q_len").tolist()
-    for work, q_len in zip(schedule.works(), lengths, strict=True):
-        if work.partial >= 0:
-            for local in range(min(tile, q_len * num_heads - work.q_start)):
-                found[work.partial + local] = _piece(work, work.q_start + local, num_heads)
-    return found
-
-
-def _piece(work: Work, packed: int, num_heads: int) -> Piece:
-    row, head = divmod(packed, num_heads)
-    return Piece(work.row + row, head, work.start, max(work.start, work.end))
-
-
-def place_in_words(place: int, piece: Piece) -> str:
-    where = f"row {piece.row} head {piece.head} positions {piece.start}..{piece.end}"
-    return f"packed row {place} ({where})"
 
 
 def golden_of_pieces(

@@ -43,20 +43,47 @@ class Scene:
 
     def pairs(self) -> list[tuple[int, int]]:
         """The (row, head) pairs whose outputs are kept, padding rows among them."""
-        heads = int(self.case["heads"])
-        return [divmod(at, heads) for at in spread(self.step.padded_rows * heads, PAIRS)]
+        return pairs(self.step.padded_rows, int(self.case["heads"]), PAIRS)
 
 
 def spread(count: int, most: int) -> list[int]:
     """Return at most `most` of range(count), the first and the last among them, evenly spaced."""
     if count <= most:
         return list(range(count))
-    return [at * (count - 1) // (most - 1) for at in range(most)]
+    return [at * (count - 1) // max(1, most - 1) for at in range(most)]
+
+
+def pairs(count: int, heads: int, most: int) -> list[tuple[int, int]]:
+    """Return at most `most` pairs of range(count) and range(heads), in order.
+
+    The very first and the very last pair are among them. Each of range(count) has one where they
+    fit, and all have equally many, give or take one, evenly spaced over the heads. Each one's
+    first head is another: where all began at the same, a step of as many pairs as there are heads
+    would meet that head alone. Of the orders of these beginnings one with the most heads is taken.
+    """
+    most = min(most, count * heads)
+    kept = spread(count, most)
+    orders = sorted(range(1, len(kept) + 1), key=lambda order: abs(8 * order - 5 * len(kept)))
+    found = [_in_order(kept, heads, most, order) for order in orders]
+    return max(found, key=lambda some: len({head for _, head in some}))
+
+
+def _in_order(kept: Sequence[int], heads: int, most: int, order: int) -> list[tuple[int, int]]:
+    size, found = len(kept), []
+    for at, one in enumerate(kept):
+        turns = (at + 1) * most // size - at * most // size
+        start = at * order % size
+        own = [heads * (turn * size + start) // (turns * size) for turn in range(turns)]
+        if at == size - 1:
+            own[-1] = heads - 1
+        found += [(one, head) for head in own]
+    return found
 
 
 def digest(scenes: Sequence[Scene]) -> str:
-    """Return the SHA-256 of a list of scenes, names and order included."""
-    text = json.dumps([asdict(scene) for scene in scenes], sort_keys=True)
+    """Return the SHA-256 of a list of scenes and of what is kept, names and order included."""
+    told = [[asdict(scene), scene.pairs()] for scene in scenes]
+    text = json.dumps([PAIRS, LSES, told], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

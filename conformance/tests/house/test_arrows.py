@@ -83,6 +83,11 @@ def forbidden(module: str, name: str) -> str | None:
             return "the core knows no subject"
         if name.startswith("conformance.twin.") and name.count(".") > 2:
             return "the core does not look inside the twin"
+    if within(module, "conformance.hardware"):
+        if within(name, "smla"):
+            return "a hardware record knows no subject"
+        if within(name, "conformance.subjects") and module != "conformance.hardware.cli":
+            return "of conformance.hardware, only the commands choose a subject"
     subjects = within(module, "conformance.subjects")
     if within(name, "smla") and within(module, "conformance") and not subjects:
         return "only conformance.subjects names a subject"
@@ -166,6 +171,12 @@ def test_imports_form_no_circle() -> None:
         ("conformance.core.run", "from conformance.twin import kernel", True),
         ("conformance.core.run", "from conformance.twin.kernel import tiles", False),
         ("conformance.core.run", "import importlib\nimportlib.import_module('smla')", False),
+        ("conformance.hardware.cli", "from conformance.subjects import factory_of", True),
+        ("conformance.hardware.cli", "def f():\n    import smla", False),
+        ("conformance.hardware.replay", "from conformance.subjects import factory_of", False),
+        ("conformance.hardware.replay", "from conformance import subjects", False),
+        ("conformance.hardware.recording", "from ..subjects.smla import Smla", False),
+        ("conformance.hardware.recording", "from smla.schedule import Schedule", False),
         ("conformance.subjects.smla", "import smla", True),
         ("conformance.tests.test_num", "import smla", False),
     ],

@@ -158,8 +158,8 @@ def third_party(room: str) -> set[str]:
 def test_what_the_suite_imports_is_carried_or_the_host_s(room: str) -> None:
     of_modules = {"tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
     carried = {of_modules.get(name, name.replace("_", "-")) for name in third_party(room)}
-    # The bundle's own; the host's; never asked for, twice: a fuzzer's database, golden's files.
-    optional = {"flashinfer", "cuda", "redis", "safetensors"}
+    # The bundle's own; the host's; never asked for: a fuzzer's database.
+    optional = {"flashinfer", "cuda", "redis"}
     absent = carried - {*packages.ALL, *host.NEEDED} - optional
     assert not absent, f"{room} imports {sorted(absent)}, which no GPU host need have"
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from conformance.core.bench import UNWRITTEN
 from conformance.core.schedule import FIELDS, ScheduleReader
 from conformance.core.worker import load_subject
-from conformance.hardware import numbers, replay, schedule
+from conformance.hardware import numbers, replay, scenes, schedule
 from conformance.hardware.errors import HardwareError
 from conformance.hardware.inputs import draw
+from conformance.hardware.pieces import Piece, chosen, kept_places, pieces_of
 from conformance.hardware.recording import SceneRecord, record
 from conformance.hardware.rerun import rebuilt
-from conformance.hardware.scenes import SCENES, digest, spread
+from conformance.hardware.scenes import LSES, PAIRS, SCENES, Scene, digest, pairs, spread
 from conformance.subjects import factory_of
 from conformance.tiers import VERSIONS, tier
 from conformance.twin.semantics import of_version
@@ -96,19 +97,73 @@ def test_between_them_the_scenes_have_what_a_kernel_can_meet() -> None:
     }
 
 
-def test_the_list_of_scenes_is_known_by_its_digest() -> None:
+def test_the_list_of_scenes_is_known_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = SCENES
     moved = replace(first, steps=(replace(first.step, seq_lens=(2,)),))
-    lists = [SCENES, others, [*others, first], [moved, *others], [replace(first, id="x"), *others]]
-    assert len({digest(scenes) for scenes in lists}) == len(lists)
+    narrow = replace(first, id=first.id.replace("heads=16", "heads=8"))
+    several = [SCENES, others, [*others, first], [moved, *others], [narrow, *others]]
+    assert len({digest(some) for some in several}) == len(several)
     assert digest(SCENES) == digest([*SCENES])
+    known = digest(SCENES)
+    monkeypatch.setattr(scenes, "pairs", lambda count, heads, most: [(0, 0)])
+    assert digest(SCENES) != known, "other pairs are kept"
 
 
-@pytest.mark.parametrize(("count", "most"), [(0, 3), (3, 3), (4, 3), (1000, 14), (15, 14)])
+@pytest.mark.parametrize(("count", "most"), [(0, 3), (3, 3), (4, 3), (1000, 14), (15, 14), (9, 1)])
 def test_what_is_kept_is_spread_evenly(count: int, most: int) -> None:
     kept = spread(count, most)
     assert len(kept) == min(count, most) == len(set(kept))
-    assert kept == sorted(kept) and (not kept or (kept[0], kept[-1]) == (0, count - 1))
+    assert kept == sorted(kept) and (
+        not kept or (kept[0], kept[-1]) == (0, min(most - 1, 1) * (count - 1))
+    )
+
+
+def lacks(kept: list[tuple[int, int]], rows: set[int], heads: int, most: int) -> list[str]:
+    """What kept (row, head) pairs do not show, of rows that each have that many heads."""
+    found = {head for _, head in kept}
+    lack = [] if len(found) >= min(heads, 8) else [f"heads: {sorted(found)}"]
+    lack += [] if heads <= 64 or {head // 64 for head in found} == {0, 1} else ["a half"]
+    missing = rows - {row for row, _ in kept}
+    return lack + ([f"rows: {sorted(missing)}"] if missing and len(rows) <= most else [])
+
+
+@pytest.mark.parametrize("most", [PAIRS, LSES])
+def test_kept_pairs_never_fall_into_step_with_the_heads(most: int) -> None:
+    for heads in (1, 4, 7, 8, 9, 16, 48, 65, 72, 100, 127, 128):
+        for rows in (*range(1, 34), 64, 65, 128):
+            kept = pairs(rows, heads, most)
+            assert len(kept) == len(set(kept)) == min(most, rows * heads), (rows, heads)
+            assert kept == sorted(kept)
+            assert (kept[0], kept[-1]) == ((0, 0), (rows - 1, heads - 1)), (rows, heads)
+            assert not lacks(kept, {*range(rows)}, heads, most), (rows, heads)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_what_a_scene_keeps_shows_heads_of_both_halves_and_all_rows(scene: Scene) -> None:
+    heads, rows = int(scene.case["heads"]), scene.step.padded_rows
+    assert not lacks(scene.pairs(), {*range(rows)}, heads, PAIRS)
+    found = recorded(scene.name)
+    reader = ScheduleReader(found.plan_info, rebuilt(found), found.call.num_sms)
+    pieces = pieces_of(reader, heads)
+    split = {piece.row for piece in pieces.values()}
+    for kept, most in zip(kept_places(reader, heads), (PAIRS, LSES), strict=True):
+        assert len(kept) == len(set(kept)) == min(most, len(pieces))
+        met = [(pieces[place].row, pieces[place].head) for place in kept]
+        assert not split or not lacks(met, split, heads, most)
+
+
+def test_a_row_of_few_pieces_is_kept_beside_rows_of_many() -> None:
+    counts = {0: 40, 3: 1, 4: 2, 9: 60}
+    every = [
+        Piece(row, head, 64 * at, 64 * at + 64)
+        for row, count in counts.items()
+        for at in range(count)
+        for head in range(128)
+    ]
+    kept = [every[place] for place in chosen(dict(enumerate(every)), 128, PAIRS)]
+    assert len(kept) == PAIRS and not lacks([(p.row, p.head) for p in kept], {*counts}, 128, PAIRS)
+    for row, starts in {0: {0, 39 * 64}, 3: {0}, 4: {0, 64}, 9: {0, 59 * 64}}.items():
+        assert starts <= {piece.start for piece in kept if piece.row == row}
 
 
 @pytest.mark.parametrize("name", FEW)

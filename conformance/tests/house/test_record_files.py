@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from conformance import cli as commands
 from conformance.bench import machine
+from conformance.core import environment
 from conformance.core.worker import load_subject
 from conformance.hardware import cli, files, replay
 from conformance.hardware.errors import HardwareError
@@ -40,7 +41,10 @@ def recorded() -> dict[str, SceneRecord]:
 def origin(made_on: str = "hopper", **changes: Any) -> Origin:
     """Where a record of a GPU would be from."""
     gpu = {"name": "NVIDIA H200", "capability": [9, 0], "sms": 132, "driver": "580.159.04"}
-    told = {"torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0", "commit": "f" * 40, "gpu": gpu}
+    told = {
+        **{"python": "3.12.3", "torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0"},
+        **{"flashinfer": VERSION, "commit": "f" * 40, "sources": "5" * 64, "gpu": gpu},
+    }
     kernel = BY_VERSION[VERSION].fingerprint
     return replace(Origin(made_on, VERSION, kernel, "smla", "0.1.0", told), **changes)
 
@@ -157,6 +161,14 @@ def without_a_call(folder: Path) -> None:
     reseal(folder, lambda manifest: manifest["records"]["padded"]["call"].pop("sm_scale"))
 
 
+def without_a_hash(folder: Path) -> None:
+    reseal(folder, lambda manifest: manifest["records"]["padded"].pop("sha256"))
+
+
+def another_file(folder: Path) -> None:
+    reseal(folder, lambda manifest: manifest["records"]["padded"].update(file=SPLIT))
+
+
 def another_list(folder: Path) -> None:
     files.write(HardwareRecord(origin(), recorded()), FEW[:-1], folder.parent / "other")
     (folder.parent / "other" / MANIFEST).rename(folder / MANIFEST)
@@ -189,6 +201,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"\['one-token', 'no-context'\]",
     ),
     "an unknown kernel": (told(kernel="0" * 32), "fingerprint 0000.*semantics"),
+    "an old version's kernel": (
+        told(kernel=BY_VERSION["0.7.0"].fingerprint),
+        rf"FlashInfer {VERSION} with .*{BY_VERSION['0.7.0'].fingerprint}, those of 0\.7\.0; "
+        rf"allowed: {BY_VERSION[VERSION].fingerprint}",
+    ),
+    "another version's name": (told(flashinfer="0.6.18"), r"FlashInfer 0\.6\.18 with .*0\.7\.4"),
+    "made on something else": (told(made_on="a100"), "made_on: 'a100'; allowed: hopper or twin"),
+    "an entry without a hash": (without_a_hash, r"records\.padded\.fields .*sha256"),
+    "an entry of another file": (another_file, rf"records\.padded\.file: {SPLIT}"),
+    "an environment that is none": (told(environment="H200"), "environment: 'H200'.* an object"),
+    "records that are a list": (told(records=[]), r"records: \[\]; allowed: an object"),
+    "a manifest nested too deep": (lambda f: (f / MANIFEST).write_text("[" * 99_999), "no JSON"),
     "a tensor left out": (without_a_tensor, "counts"),
     "no safetensors": (no_safetensors, "SafetensorError"),
     "a call without a scale": (without_a_call, "sm_scale"),
@@ -212,6 +236,93 @@ def test_a_damaged_record_is_refused_with_what_to_do(
     assert all(word in str(refused.value) for word in (": found ", "; allowed: ", "; to fix: "))
     assert ends_with(monkeypatch, "replay", folder) == 3
     assert str(refused.value) in capsys.readouterr().err
+
+
+def places(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """Where anything stands in a manifest; of its entries, which are alike, in the first alone."""
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = [*value.items()][:1] if path == ("records",) else value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    for name, one in inner:
+        yield (*path, name)
+        yield from places(one, *path, name)
+
+
+def changed(path: tuple[Any, ...], change: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
+    """An edit of what holds the last of a path."""
+
+    def edit(manifest: Any) -> None:
+        for name in path[:-1]:
+            manifest = manifest[name]
+        change(manifest, path[-1])
+
+    return edit
+
+
+def refused(folder: Path, edit: Callable[[Any], None], whole: str) -> bool:
+    """Whether a record whose manifest was edited and sealed again is refused, here or later."""
+    (folder / MANIFEST).write_text(whole)
+    reseal(folder, edit)
+    try:
+        record = replay.admit(folder, FEW)
+        replay.replay_scene(FEW[0], record.scenes[FEW[0].name], BY_VERSION[VERSION])
+    except HardwareError as problem:
+        return all(word in str(problem) for word in (": found ", "; allowed: ", "; to fix: "))
+    return False
+
+
+NEVER = (2**70, float("nan"), "\ud800")
+"""Of the right type, perhaps, but of no use."""
+OTHERS: tuple[Any, ...] = (
+    *(None, True, False, 7, -1, 1.5, "x", [], ["x"], [[]], [None], {}, {"x": {}}, *NEVER),
+)
+MAY_BE_NULL = {("environment", name) for name in ("python", "flashinfer", "commit", "sources")}
+
+
+def test_every_key_of_a_manifest_is_needed(folder: Path) -> None:
+    whole = (folder / MANIFEST).read_text()
+    every = [path for path in places(json.loads(whole)) if path != ("seal",)]
+    assert {("records", "one-token", "call", "scale_array"), ("environment", "gpu", "sms")} <= {
+        *every
+    }
+    for path in every:
+        assert refused(folder, changed(path, lambda held, name: held.pop(name)), whole), path
+
+
+def test_every_value_of_a_manifest_has_its_type(folder: Path) -> None:
+    whole = (folder / MANIFEST).read_text()
+    for path in places(json.loads(whole)):
+        if path == ("seal",):
+            continue
+        held = json.loads(whole)
+        for name in path:
+            held = held[name]
+        for other in OTHERS:
+            same = type(other) is type(held) and not any(other is bad for bad in NEVER)
+            null = other is None and path in MAY_BE_NULL
+            if same or null:
+                continue
+
+            def put(inside: Any, name: Any, other: Any = other) -> None:
+                inside[name] = other
+
+            assert refused(folder, changed(path, put), whole), (path, other)
+
+
+def test_an_environment_is_described_as_a_manifest_must_have_it(tmp_path: Path) -> None:
+    here = origin("twin", environment=environment.describe())
+    files.write(HardwareRecord(here, recorded()), FEW, tmp_path / "here")
+    assert replay.admit(tmp_path / "here", FEW, rehearsal=True).origin == here
+
+
+def test_a_rehearsal_too_has_its_version_s_kernel(folder: Path) -> None:
+    told(made_on="twin", flashinfer="0.7.0")(folder)
+    with pytest.raises(HardwareError, match=r"FlashInfer 0\.7\.0 with kernel sources"):
+        replay.admit(folder, FEW, rehearsal=True)
+    told(flashinfer="0.7.9")(folder)  # no version on record: its sources alone count
+    assert replay.admit(folder, FEW, rehearsal=True).origin.flashinfer == "0.7.9"
 
 
 def test_a_byte_of_any_file_that_was_edited_is_noticed(folder: Path) -> None:
