@@ -172,7 +172,7 @@ def recorded(lab: Lab, seen: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("kind", ["fp8,", "fp8g"])
 def test_border_rows_are_written_before_they_are_read(kind: str, padded: bool) -> None:
     case = case_of(kind, padded=padded)
-    lab, seen = lab_of(case), []
+    lab, seen = lab_of(case), list[torch.Tensor]()
     recorded(lab, seen)
     JUDGE(lab)
     assert len(seen) == 2 and seen[0] is seen[1]
@@ -183,7 +183,7 @@ def test_border_rows_are_written_before_they_are_read(kind: str, padded: bool) -
 
 
 def test_nothing_is_written_to_a_bf16_cache() -> None:
-    lab, seen = lab_of(case_of("bf16")), []
+    lab, seen = lab_of(case_of("bf16")), list[torch.Tensor]()
     recorded(lab, seen)
     JUDGE(lab)
     assert len(seen) == 1
