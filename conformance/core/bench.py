@@ -213,9 +213,9 @@ class Bench:
             given.append(self.runtime.empty(tuple(host.shape), host.dtype))
             self.write(given[-1], host)
         ckv, kpe, slots = given
-        scales = self.world.flat(self._of_groups()) if grouped else None
-        cache = self.world.cache(self._storage)
-        self.instance.write_cache(ckv, kpe, cache, slots, k_scale, scales)
+        cache, scales = self._given_cache()
+        assert scales is not None or not grouped, f"{self.case.id}: a cache without group scales"
+        self.instance.write_cache(ckv, kpe, cache, slots, k_scale, scales if grouped else None)
 
     def set_table(self, table: Tensor) -> None:
         """Replace the block table that the subject is given, not the one that is true."""
@@ -229,6 +229,11 @@ class Bench:
         """
         self._elsewhere = (cache, scales)
         self.set_table(table)
+
+    def come_back(self) -> None:
+        """Give the subject the bench's own cache again; undoes `relocate`."""
+        self._elsewhere = None
+        self.set_table(self.world.block_table)
 
     def batch(self, step: Step, *, host_knows: bool = True) -> HostBatch:
         """Write a step's lengths to the device. host_knows False: without upper bounds."""
@@ -353,7 +358,7 @@ class Bench:
         )
 
     def _given_cache(self) -> tuple[Tensor, Tensor | None]:
-        """Return the cache and the group scales that forwards get."""
+        """Return the cache and the group scales that forwards and writes get."""
         if self._elsewhere is not None:
             return self._elsewhere
         scales = None if self._group_scales is None else self.world.flat(self._group_scales)

@@ -149,7 +149,8 @@ class Subject(Protocol):
     """A backend under test.
 
     capabilities: of `bf16`, `fp8`, `fp8_group` (E4M3 with group scales), `cache-write` (its
-    instances have `write_cache`), `capture` (forwards can be captured), `native` (takes a
+    instances have `write_cache`), `padded-rows` (takes caches whose rows are padded to any multiple
+    of 16 bytes, in forwards and writes), `capture` (forwards can be captured), `native` (takes a
     wrapped native module), `mha` (routes prefills to the caller's dense attention), `scale-check`
     (takes the cache's scale on the device, too), `one-stream` (refuses a forward on another stream
     than its build), `clock` (queues through a given runtime; without

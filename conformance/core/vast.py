@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conformance.core.bench import Bench
 from conformance.core.case import Config
-from conformance.core.inputs import World
 from conformance.core.subject import Unobservable
 from golden import PagedBytes
 
@@ -30,14 +30,18 @@ def borders(config: Config) -> list[int]:
     return sorted({2**bits // unit for bits in _BITS for unit in (1, size)})
 
 
-def places(config: Config, gap_rows: int) -> list[list[int]]:
+def pitch(config: Config, padding: int) -> int:
+    """Return the elements from a row's start to the next one's, `padding` of them behind it."""
+    return config.head_dim_ckv + config.head_dim_kpe + padding
+
+
+def places(config: Config, gap_rows: int, padding: int = 0) -> list[list[int]]:
     """Return for each border the blocks about it: the one before, its own, and the one behind.
 
     A border's row may lie between two blocks: then the nearest rows on both sides are these'.
     """
     stride = config.geometry.block_size + gap_rows
-    width = config.head_dim_ckv + config.head_dim_kpe
-    own = [element // width // stride for element in borders(config)]
+    own = [element // pitch(config, padding) // stride for element in borders(config)]
     return [[block - 1, block, block + 1] for block in own]
 
 
@@ -46,7 +50,8 @@ class Vast:
     """A cache and the block table that finds the world's blocks in it.
 
     cache [num_blocks, block_size, head_dim] as the subject is given it; paged: the same as golden
-    reads it. table: int32, as World.block_table. scales: float32 [rows, groups], for group scales.
+    reads it, to whom padding is more of the rope part. table: int32, as World.block_table.
+    scales: float32 [rows, groups], for group scales.
     """
 
     cache: Tensor
@@ -60,63 +65,109 @@ class Vast:
         block = self.table[request].long()[tokens // paged.block_size]
         return block * paged.block_stride_rows + tokens % paged.block_size
 
+    def gather(self, slots: Tensor) -> Tensor:
+        """Return the decoded rows at `slots`, without their padding: float64 [n, head_dim]."""
+        return self.paged.gather(slots)[:, : self.cache.shape[2]]
+
+    def blank(self, slots: Tensor) -> None:
+        """Make NaN of the rows at `slots` (int64, on the cache's device), and of their scales."""
+        self.paged.data.view(-1, self.paged.row_bytes)[slots] = _NAN_BYTE
+        if self.scales is not None:
+            self.scales[slots] = torch.nan
+
 
 @contextmanager
-def vast(world: World, blocks: Sequence[Sequence[int]], gap_rows: int) -> Iterator[Vast]:
+def vast(
+    bench: Bench, blocks: Sequence[Sequence[int]], gap_rows: int, padding: int = 0
+) -> Iterator[Vast]:
     """Yield the world's blocks in a cache of their own, the last of them its end.
 
-    blocks: for each request the block numbers that its table is to have, all of them different.
-    gap_rows: rows between blocks. Raises Unobservable where the system has no such address space.
+    Within the context the bench's subject is given it; behind it the memory is gone, whoever still
+    refers to it. blocks: for each request the block numbers that its table is to have, all of them
+    different. gap_rows: rows between blocks. padding: elements behind each row, whole units of 16
+    bytes. Raises Unobservable where the system has no such address space, or the device not the
+    memory.
     """
-    config, width = world.config, world.config.head_dim_ckv + world.config.head_dim_kpe
+    world, config = bench.world, bench.config
+    size, count = config.geometry.block_size, max(map(max, blocks)) + 1
+    row_bytes = pitch(config, padding) * (1 if config.fp8 else 2)
+    rows, scales = (count - 1) * (size + gap_rows) + size, None
+    data = _memory(rows * row_bytes, world.device)
+    try:
+        if world.scales is not None:
+            groups = world.scales.shape[1]
+            scales = _memory(rows * groups * 4, world.device).view(torch.float32).view(rows, groups)
+        place = _placed(bench, blocks, size + gap_rows, data.view(rows, row_bytes), scales)
+        bench.relocate(place.cache, place.table, place.scales)
+        yield place
+    finally:
+        # By its storage: the references of a failure's traceback would keep the memory.
+        _release(data, scales)
+        bench.come_back()
+
+
+def _placed(
+    bench: Bench,
+    blocks: Sequence[Sequence[int]],
+    stride: int,
+    stored: Tensor,
+    scales: Tensor | None,
+) -> Vast:
+    """Copy the world's blocks to `blocks` of `stored` [rows, row bytes], `stride` rows apart."""
+    world, config = bench.world, bench.config
     table = torch.tensor(blocks, dtype=torch.int32)
     size, count = config.geometry.block_size, int(table.max()) + 1
-    stride, row_bytes = size + gap_rows, width * (1 if config.fp8 else 2)
-    rows = (count - 1) * stride + size
-    data = _memory(rows * row_bytes, world.device)
-    scales = None
-    if world.scales is not None:
-        groups = world.scales.shape[1]
-        scales = _memory(rows * groups * 4, world.device).view(torch.float32).view(rows, groups)
-    stored = data.view(rows, row_bytes)
-    if data.device.type == "cpu":  # elsewhere all of it is NaN
+    unit = 1 if config.fp8 else 2
+    width, between = config.head_dim_ckv + config.head_dim_kpe, stored.shape[1] // unit
+    if stored.device.type == "cpu":  # elsewhere all of it is NaN
         _poison(stored, scales, table.flatten().tolist(), stride, size)
-    given = world.raw.view(-1, row_bytes)
+    given = world.raw.view(-1, width * unit)
     for here, there in zip(
         world.block_table.flatten().tolist(), table.flatten().tolist(), strict=True
     ):
         old = slice(here * world.stride_rows, here * world.stride_rows + size)
         new = slice(there * stride, there * stride + size)
-        stored[new] = given[old]
+        stored[new, : width * unit] = given[old]
         if scales is not None and world.scales is not None:
             scales[new] = world.scales[old]
+    data = stored.view(-1)
     paged = PagedBytes(
         data=data,
         fmt=config.fmt,
         head_dim_ckv=config.head_dim_ckv,
-        head_dim_kpe=config.head_dim_kpe,
+        head_dim_kpe=between - config.head_dim_ckv,
         block_size=size,
         block_stride_rows=stride,
         scale=config.k_scale,
         group_scales=scales,
     )
     typed = data if config.fp8 else data.view(torch.bfloat16)
-    cache = typed.as_strided((count, size, width), (stride * width, width, 1))
-    yield Vast(cache, paged, table, scales)
-    if data.device.type == "cuda":
-        del data, stored, typed, cache, paged, scales
-        torch.cuda.empty_cache()  # the next one is of another size
+    cache = typed.as_strided((count, size, width), (stride * between, between, 1))
+    return Vast(cache, paged, table, scales)
 
 
 def _memory(nbytes: int, device: str) -> Tensor:
     """uint8 [nbytes]: NaN on a GPU; on a CPU zeros, and the system has only what is touched."""
     if torch.device(device).type != "cpu":
-        return torch.full((nbytes,), _NAN_BYTE, dtype=torch.uint8, device=device)
+        try:
+            return torch.full((nbytes,), _NAN_BYTE, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as problem:
+            free, _ = torch.cuda.mem_get_info(device)
+            raise Unobservable(f"{nbytes} bytes of device memory: {free} are free") from problem
     try:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     except OSError as problem:
         raise Unobservable(f"an address space of {nbytes} bytes: {problem}") from problem
     return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _release(*parts: Tensor | None) -> None:
+    """Give memory back now; mapped pages go with the last reference to them."""
+    for part in parts:
+        if part is not None and part.untyped_storage().resizable():
+            part.untyped_storage().resize_(0)
+    if any(part is not None and part.device.type == "cuda" for part in parts):
+        torch.cuda.empty_cache()  # the next one is of another size
 
 
 def _poison(

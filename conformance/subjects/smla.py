@@ -165,7 +165,7 @@ class SmlaSubject:
     capabilities = frozenset(
         {
             *("bf16", "fp8", "fp8_group", "cache-write", "capture", "native", "mha"),
-            *("scale-check", "one-stream", "clock"),
+            *("padded-rows", "scale-check", "one-stream", "clock"),
         }
     )
 

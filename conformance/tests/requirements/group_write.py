@@ -131,6 +131,7 @@ def check_scales(lab: Lab, bench: Bench, values: Tensor, rows: Tensor) -> Tensor
 
 def check_groups(lab: Lab) -> None:
     """Scales and codes of every token, twice over some of the same slots."""
+    lab.needs("cache-write")
     step = lab.step()
     bench = lab.bench(step)
     config = bench.config
@@ -148,6 +149,7 @@ def check_groups(lab: Lab) -> None:
 
 def check_per_tensor(lab: Lab) -> None:
     """One scale for both parts, powers of two and others; values beyond 448 saturate."""
+    lab.needs("cache-write")
     step = lab.step()
     bench = lab.bench(step)
     config, draw = bench.config, lab.case.draw.fork("per tensor")
@@ -164,6 +166,7 @@ def check_per_tensor(lab: Lab) -> None:
 
 def check_strange(lab: Lab) -> None:
     """NaN, infinities and the smallest numbers among others: scales stay finite, the rest right."""
+    lab.needs("cache-write")
     bench = lab.bench(lab.step())
     config, draw = bench.config, lab.case.draw.fork("strange")
     tokens = tokens_of(lab, bench.world, "strange")
@@ -190,6 +193,7 @@ def check_attention(lab: Lab) -> None:
     Their groups of channels lie binades apart, so the figure is the mean over groups of the
     relative error of a group's outputs.
     """
+    lab.needs("cache-write")
     draw = lab.case.draw.fork("attend")
     rows = draw.randint(2, 4)
     lengths = tuple(draw.randint(20, 60) for _ in range(rows))

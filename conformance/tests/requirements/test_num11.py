@@ -10,6 +10,7 @@ from conformance.core.inputs import StepInputs
 from conformance.core.lab import Lab
 from conformance.core.requirement import requirement
 from conformance.core.vast import Vast, borders, places, vast
+from conformance.tests.requirements import vast_write
 
 BLOCKS = 4
 """Of a request: the three about its border, and one at the start of the cache."""
@@ -36,6 +37,13 @@ def gap_rows(lab: Lab) -> int:
     return {"dense": 0, "gaps": some}[how]
 
 
+def row_padding(lab: Lab) -> int:
+    """Draw how many elements lie between a row's end and the next row, for subjects that can."""
+    draw, unit = lab.case.draw.fork("row padding"), 16 if lab.case["dtype"] != "bf16" else 8
+    units = draw.choice((0, 0, 1, draw.randint(2, 9)))
+    return units * unit if "padded-rows" in lab.subject.capabilities else 0
+
+
 def check_slots(lab: Lab, bench: Bench, place: Vast, step: Step, inputs: StepInputs) -> None:
     """Assert that rows' slots are those of the vast cache, where the subject shows them."""
     seen = bench.observe()
@@ -58,12 +66,17 @@ def check_slots(lab: Lab, bench: Bench, place: Vast, step: Step, inputs: StepInp
 def test_caches_beyond_32_bits_are_addressed_right(lab: Lab) -> None:
     step = whole_requests(lab)
     bench = lab.bench(step, changes={"geometry": replace(lab.case.geometry, gap_rows=0)})
-    draw, gap, world = lab.case.draw.fork("places"), gap_rows(lab), bench.world
-    blocks = [draw.shuffle([*near, first]) for first, near in enumerate(places(bench.config, gap))]
+    draw, gap, padding = lab.case.draw.fork("places"), gap_rows(lab), row_padding(lab)
+    config, world = bench.config, bench.world
+    near = places(config, gap, padding)
+    blocks = [draw.shuffle([*about, first]) for first, about in enumerate(near)]
     inputs = world.draw_step(step)
-    with vast(world, blocks, gap) as place:
-        bench.relocate(place.cache, place.table, place.scales)
+    writes = config.fp8 and "cache-write" in lab.subject.capabilities
+    tokens = vast_write.tokens_of(lab, bench, blocks, gap, padding) if writes else None
+    with vast(bench, blocks, gap, padding) as place:
         try:
+            if tokens is not None:
+                vast_write.write(bench, place, tokens)
             out = bench.run(step, inputs)
         except ValueError as problem:
             lab.expect(str(problem), "", f"a refusal of a cache of {tuple(place.cache.shape)}")
@@ -71,13 +84,13 @@ def test_caches_beyond_32_bits_are_addressed_right(lab: Lab) -> None:
         check_slots(lab, bench, place, step, inputs)
         lab.no_flags(bench)
         lab.golden(bench, out, bench.golden(step, inputs))
-        # The suite's own reads of such a cache, and that nothing has been written to it.
-        every = torch.arange(BLOCKS * bench.config.geometry.block_size)
+        # The suite's own reads of such a cache, and that no other row of it has been written to.
+        every = torch.arange(BLOCKS * config.geometry.block_size)
         for request in range(len(blocks)):
-            far = place.paged.gather(place.slots(request, every).to(world.device))
+            far = place.gather(place.slots(request, every).to(world.device))
             here = [world.slot(request, token) for token in every.tolist()]
-            near = world.paged().gather(torch.tensor(here, device=world.device))
+            own = world.paged().gather(torch.tensor(here, device=world.device))
             lab.check(
-                torch.equal(far, near), f"cache of request {request}", got="changed",
+                torch.equal(far, own), f"cache of request {request}", got="changed",
                 expected="as written",
             )  # fmt: skip
