@@ -38,8 +38,11 @@ def main() -> None:
 @click.option("--case", "names", multiple=True, help="Look at this case alone; repeatable.")
 def check_command(data: Path, names: tuple[str, ...]) -> None:
     """Read every file, draw every input again, recompute every stored output."""
+    import torch
+
     from golden.check import check
 
+    torch.set_num_threads(1)  # the cases are small: more threads wait for each other
     code, seen, worst = HOLDS, 0, 0.0
     for outcome in check(data, [*names] or None):
         seen += 1
