@@ -168,8 +168,10 @@ def test_lists_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_interrupt_ends_a_run_and_says_what_was_seen(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fuzz", "run", "--histories", "5000", *TURNS, "-n", "1"]
     process = subprocess.Popen(
-        [*command, "--report", str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+        [*command, "--report", str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        # A shell's background job ignores interrupts, and so would all that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     until = time.monotonic() + BOUND_S
     while time.monotonic() < until and process.poll() is None:
         files = [path.read_text() for path in tmp_path.glob("records-*.jsonl")]

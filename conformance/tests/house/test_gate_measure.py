@@ -298,7 +298,7 @@ def test_who_is_to_blame_for_a_child_that_ends(
     last = f"os.kill(os.getpid(), signal.{ending})" if ending else "time.sleep(3600)"
     child = f"import os, signal, sys, time\nsys.stdin.readline()\n{last}"
     with Talk("child", (sys.executable, "-c", child), os.environ, tmp_path) as talk:
-        with pytest.raises(ChildDied, match=ending) as died:
+        with pytest.raises(ChildDied, match=ending or "no answer") as died:
             talk.ask({"do": "a"}, 120 if ending else 1)
         assert died.value.blameless is blameless
         with pytest.raises(ChildDied):  # and whoever asks again learns it at once
