@@ -6,9 +6,6 @@ What is expected is derived here in rational numbers, by comparing with every co
 import bisect
 import itertools
 import math
-import os
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
@@ -16,23 +13,16 @@ import torch
 
 import smla
 from golden import Draw, PagedBytes
+from smla.tests.interpreter import INTERPRETING, run_interpreted
 from smla.tests.sparse import sparse
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 RUNTIME = smla.CpuRuntime(kernels="interpret" if INTERPRETING else "torch")
 NAN_CODE, FOREIGN = 0x7F, 0xA5
 
 if not INTERPRETING:
 
     def test_the_kernels_in_the_interpreter_do_the_same():
-        # The variable must stand before triton is imported, so this file runs itself again.
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-x", __file__]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert " passed" in done.stdout, done.stdout
+        run_interpreted(__file__)
 
 
 def magnitudes() -> list[Fraction]:

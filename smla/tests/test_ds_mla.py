@@ -3,9 +3,6 @@
 What is expected is decoded by hand from the bytes. Both lanes of the kernel are held against it.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,10 +11,10 @@ import torch
 import smla
 from golden import Draw
 from smla import errors
+from smla.tests.interpreter import INTERPRETING, run_interpreted
 from smla.tests.sparse import sparse
 from smla.tests.workbench import CONFIG, INT32, NUM_SMS, Simulated, Workbench, assert_refused
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 LANES = ["torch", *(["interpret"] if INTERPRETING else [])]
 BF16 = torch.bfloat16
 META = torch.device("meta")
@@ -25,15 +22,7 @@ META = torch.device("meta")
 if not INTERPRETING:
 
     def test_the_kernel_does_the_same_in_the_interpreter():
-        # The variable must stand before triton is imported, so this file runs itself again.
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-x", __file__]
-        command += ["-k", "interpret"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert " passed" in done.stdout, done.stdout
+        run_interpreted(__file__, "-k", "interpret")
 
 
 def e4m3(code):

@@ -1,25 +1,14 @@
 """Each Triton kernel, interpreted, writes exactly what its torch twin writes."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+from smla.tests.interpreter import INTERPRETING, run_interpreted
 
 if not INTERPRETING:
 
     def test_kernels_equal_their_twins_in_the_interpreter():
-        # The variable must stand before triton is imported, so this file runs itself again.
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-x", __file__]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert " passed" in done.stdout, done.stdout
+        run_interpreted(__file__)
 
 else:
     from smla.flags import Flag
