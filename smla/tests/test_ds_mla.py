@@ -1,9 +1,11 @@
 """An fp8_ds_mla cache becomes the BF16 cache that its format says, and is served from there.
 
-What is expected is decoded by hand from the bytes. Both lanes of the kernel are held against it.
+What is expected is decoded by hand from the bytes. Every lane of the kernel is held against it: its
+torch twin, Triton's interpreter, and where one is visible a Hopper GPU.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from smla.tests.interpreter import INTERPRETING, run_interpreted
 from smla.tests.sparse import sparse
 from smla.tests.workbench import CONFIG, INT32, NUM_SMS, Simulated, Workbench, assert_refused
 
-LANES = ["torch", *(["interpret"] if INTERPRETING else [])]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+LANES = ["torch", *(["interpret"] if INTERPRETING else ["cuda"] if HOPPER else [])]
+DEVICE = {"cuda": torch.device("cuda")}
 BF16 = torch.bfloat16
 META = torch.device("meta")
 
@@ -56,14 +60,19 @@ def blocks_of(memory, blocks, size, width, row, gap):
     return memory.as_strided((blocks, size, width), (size * row + gap, row, 1))
 
 
-def drawn(seed, blocks, size, row=656, gap=0):
+def runtime_of(lane):
+    return smla.CudaRuntime() if lane == "cuda" else smla.CpuRuntime(kernels=lane)
+
+
+def drawn(seed, blocks, size, row=656, gap=0, lane="torch"):
     """[blocks, size, 656] of random bytes, with sound scales; what lies between is random too."""
     draw = Draw(f"ds_mla {seed}")
     memory = draw.bits((blocks * (size * row + gap) // 8 + 1,)).view(torch.uint8)
+    memory = memory.to(DEVICE.get(lane, "cpu"))
     rows = blocks_of(memory, blocks, size, 656, row, gap)
     scales = (draw.ints((blocks, size, 4), 1, 2**24).float() / 2**24).clamp(min=2.0**-9)
     scales *= 2.0 ** draw.ints((blocks, size, 4), -12, 9).float()
-    rows[..., 512:528] = scales.view(torch.uint8)
+    rows[..., 512:528] = scales.view(torch.uint8).to(rows.device)
     return rows
 
 
@@ -78,43 +87,49 @@ def test_listed_rows_are_converted_and_nothing_else_is_written(
     lane, row, gap, to_row, to_gap, listed, seed
 ):
     blocks, size = 3, 5
-    source = drawn(seed, blocks, size, row, gap)
-    given = source.clone()
+    source = drawn(seed, blocks, size, row, gap, lane)
+    given = source.cpu()
     slots = None
     if listed is not None:
         slots = Draw(f"slots {seed}").ints((listed,), -2, blocks * size + 3).long()
         slots[1::5], slots[2::7] = 2**32 + seed, -(2**40)
     apart = size * to_row + to_gap
     before = Draw("before").bits((blocks * apart // 4 + 4,)).view(torch.int16)[: blocks * apart]
-    memory = before.clone()
+    memory = before.to(source.device, copy=True)
     target = blocks_of(memory.view(BF16), blocks, size, 576, to_row, to_gap)
-    smla.convert_ds_mla(smla.CpuRuntime(kernels=lane), source, target, slots)
+    placed = None if slots is None else slots.to(source.device)
+    smla.convert_ds_mla(runtime_of(lane), source, target, placed)
+    memory = memory.cpu()
 
     expected, values = before.clone(), torch.zeros(before.shape, dtype=torch.bool)
     for slot in range(blocks * size) if slots is None else set(slots.tolist()):
         if 0 <= slot < blocks * size:
             first = slot // size * apart + slot % size * to_row
-            expected[first : first + 576] = expected_row(source[slot // size, slot % size], lane)
+            expected[first : first + 576] = expected_row(given[slot // size, slot % size], lane)
             values[first : first + 512] = True
     # Of a value that is NaN the bits are of no matter; everything else is held bit for bit.
     nan = [bits.view(BF16).isnan() & values for bits in (memory, expected)]
     assert torch.equal(*nan), "a NaN where none is, or none where one is"
     assert torch.equal(memory[~nan[0]], expected[~nan[0]])
-    assert torch.equal(source, given), "the source was written"
+    assert torch.equal(source.cpu(), given), "the source was written"
 
 
-def test_a_replay_converts_what_is_there_by_then():
-    runtime = smla.CpuRuntime()
-    source, target = drawn(1, 2, 4), torch.zeros(2, 4, 576, dtype=BF16)
-    slots = torch.tensor([5, -1])
+@pytest.mark.parametrize("lane", [lane for lane in LANES if lane != "interpret"])
+def test_a_replay_converts_what_is_there_by_then(lane):
+    runtime = runtime_of(lane)
+    source = drawn(1, 2, 4, lane=lane)
+    target = torch.zeros(2, 4, 576, dtype=BF16, device=source.device)
+    slots = torch.tensor([-1, -1], device=source.device)
+    smla.convert_ds_mla(runtime, source, target, slots)  # compiles
+    slots[0] = 5
     with runtime.capture() as graph:
         smla.convert_ds_mla(runtime, source, target, slots)
     assert not target.view(torch.int16).any(), "run while it was captured"
     source.copy_(drawn(2, 2, 4))
     slots[0] = 6
     graph.replay()
-    found = target.view(torch.int16)
-    assert torch.equal(found[1, 2, 512:], expected_row(source[1, 2], "torch")[512:])
+    found = target.view(torch.int16).cpu()
+    assert torch.equal(found[1, 2, 512:], expected_row(source[1, 2].cpu(), "torch")[512:])
     assert not found[0].any() and not found[1, [0, 1, 3]].any()
 
 
@@ -249,8 +264,9 @@ def test_caches_beyond_32_bits_are_addressed_right(lane, of_blocks):
     else:
         apart, to_apart = size * 656, size * 576
         blocks = 2**32 // to_apart + 3
-    source = blocks_of(sparse(blocks * apart + 656), blocks, size, 656, 656, apart - size * 656)
-    target = sparse(2 * (blocks * to_apart + 576)).view(BF16)
+    bytes_of = partial(torch.zeros, dtype=torch.uint8, device="cuda") if lane == "cuda" else sparse
+    source = blocks_of(bytes_of(blocks * apart + 656), blocks, size, 656, 656, apart - size * 656)
+    target = bytes_of(2 * (blocks * to_apart + 576)).view(BF16)
     target = blocks_of(target, blocks, size, 576, 576, to_apart - size * 576)
     near: set[int] = set()
     for step, row in ((apart, 656), (to_apart, 576)):
@@ -260,11 +276,12 @@ def test_caches_beyond_32_bits_are_addressed_right(lane, of_blocks):
             near |= {slot - 1, slot, slot + 1}
     slots = torch.tensor(sorted(slot for slot in near if slot < blocks * size))
     content = drawn(5, len(slots), 1)[:, 0]
+    slots = slots.to(source.device)
     where = (slots // size, slots % size)
-    source[where] = content
-    smla.convert_ds_mla(smla.CpuRuntime(kernels=lane), source, target, slots)
+    source[where] = content.to(source.device)
+    smla.convert_ds_mla(runtime_of(lane), source, target, slots)
     expected = torch.stack([expected_row(row, lane) for row in content])
-    found = target[where].view(torch.int16)
+    found = target[where].view(torch.int16).cpu()
     nan = [bits.view(BF16).isnan() for bits in (found, expected)]
     assert torch.equal(*nan) and not nan[0].all(1).any()
     assert torch.equal(found[~nan[0]], expected[~nan[0]])
