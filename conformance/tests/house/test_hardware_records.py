@@ -1,24 +1,32 @@
 """The records of a GPU that are kept with the suite: of one suite, of Hopper, and small.
 
-What they hold is for `replay` to judge; here is what they say of themselves.
+What they hold is judged by TWIN-3; here is what they say of themselves, and when that judge fails.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from conformance.core.case import parse
+from conformance.core.catalogue import REQUIREMENTS
+from conformance.core.lab import CheckFailed, Lab
 from conformance.core.request import ROOT
-from conformance.hardware.files import HardwareRecord
+from conformance.core.worker import load_subject
+from conformance.hardware.files import HardwareRecord, write
 from conformance.hardware.inputs import draw
 from conformance.hardware.pieces import kept_places
 from conformance.hardware.replay import FOLDER, admit, found_here
 from conformance.hardware.rerun import Rerun
 from conformance.hardware.scenes import SCENES
+from conformance.subjects import DEFAULT, factory_of
+from conformance.tests.requirements import test_replay
+from conformance.tiers import tier
 from conformance.twin.semantics import BY_FINGERPRINT
 
 MOST_BYTES = 12_000_000
@@ -42,6 +50,50 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(one)
     elif isinstance(value, str):
         yield value
+
+
+def test_there_is_a_case_for_each_scene() -> None:
+    assert REQUIREMENTS["TWIN-3"].twin == len(SCENES) and REQUIREMENTS["TWIN-3"].hopper == 0
+
+
+def judged(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge a case of TWIN-3 as if these were the records."""
+    monkeypatch.setattr(test_replay, "found_here", lambda: folders)
+    case, subject = parse("TWIN-3/how=recorded/0"), load_subject(factory_of(DEFAULT))
+    test_replay.test_the_twin_replays_what_a_gpu_computed(Lab(case, subject, tier("twin"), "torch"))
+
+
+@pytest.mark.parametrize("folders", [[], FOLDERS[:1], FOLDERS[:1] * 2], ids=["none", "one", "same"])
+def test_too_few_versions_are_a_failure(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(FOLDERS, monkeypatch)
+    with pytest.raises(CheckFailed, match="recorded FlashInfer versions"):
+        judged(folders, monkeypatch)
+
+
+def test_a_rehearsal_among_them_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = admit(FOLDERS[-1])
+    other = replace(found, origin=replace(found.origin, made_on="twin"))
+    write(other, SCENES, tmp_path / FOLDERS[-1].name)
+    with pytest.raises(CheckFailed, match="made on: twin"):
+        judged([*FOLDERS[:-1], tmp_path / FOLDERS[-1].name], monkeypatch)
+
+
+def test_a_difference_in_any_of_them_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at, folder in enumerate(FOLDERS):
+        found = admit(folder)
+        scene = found.scenes[SCENES[0].name]
+        out = -scene.tensors["engine_out"]
+        wrong = replace(scene, tensors={**scene.tensors, "engine_out": out})
+        whole = {**found.scenes, SCENES[0].name: wrong}
+        write(replace(found, scenes=whole), SCENES, tmp_path / folder.name)
+        with pytest.raises(CheckFailed, match=f"differences from FlashInfer {folder.name} on "):
+            judged([*FOLDERS[:at], tmp_path / folder.name, *FOLDERS[at + 1 :]], monkeypatch)
 
 
 def test_each_stands_in_the_folder_of_its_version_and_nothing_else_does() -> None:
