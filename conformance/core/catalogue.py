@@ -195,6 +195,13 @@ _ALL = (
         "quantizes as documented.",
     ),
     _same("NUM-11", 36, "Caches beyond 2^31 and 2^32 elements and bytes are addressed right."),
+    Requirement(
+        "TWIN-3",
+        "The twin replays what a GPU computed.",
+        17,
+        0,
+        "the records are of this hardware",
+    ),
 )
 
 REQUIREMENTS = {requirement.id: requirement for requirement in _ALL}
