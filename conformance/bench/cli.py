@@ -8,13 +8,13 @@ import click
 from rich.console import Console
 
 from conformance import settings
-from conformance.bench import device, identity, machine, memory, planning, writes
+from conformance.bench import device, errors, identity, machine, memory, planning, writes
 from conformance.bench.results import Results
 from conformance.clean import claim_report
 from conformance.core import environment
 from conformance.core.run import Exit
 
-SECTIONS = ("plan", "device", "write", "memory", "bytes")
+SECTIONS = ("plan", "device", "write", "memory", "bytes", "error")
 MAX_TOKENS = (256, 1024, 8192, 16384, 32768, 131072)
 FILE = "bench.json"
 _MOST_TOKENS = 1 << 19
@@ -63,10 +63,11 @@ def bench_command(
     rehearse: bool,
 ) -> None:
     """Measure what planning and the kernels around FlashInfer's cost, beside its own wrapper, and
-    the cache writes beside a plain copy.
+    the cache writes beside a plain copy, and how far canonical cases lie from exact attention.
 
     Speed is told and not judged. Exit codes: 0 measured, 1 a plan's bytes differ from the native
-    planner's or memory grows, 2 no Hopper GPU or a measure failed, 3 asked wrongly.
+    planner's, memory grows, or an output is beyond its bound, 2 no Hopper GPU or a measure
+    failed, 3 asked wrongly.
     """
     chosen = settings.load(given)
     console = Console(soft_wrap=True, highlight=False)
@@ -89,6 +90,7 @@ def bench_command(
             "device": lambda: device.measure(where, results, heads or (64, 128)),
             "write": lambda: writes.measure(where, results),
             "memory": lambda: memory.measure(where, results, steps),
+            "error": lambda: errors.measure(where, results),
             "bytes": lambda: identity.measure(where, results, heads or (64, 128)),
         }
         for name in SECTIONS:

@@ -1,18 +1,24 @@
 """Where the benchmark runs: a GPU, or a CPU that rehearses it."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from conformance.bench import directly
 from conformance.bench.shape import TINY, CacheWrite, Parts, Shape
 from conformance.bench.timer import GpuTimer, NoTimer, Timer
 from conformance.bench.wrapper import Wrapper
 from conformance.core import gpus
-from conformance.subjects import measured, measured_writes
+from conformance.subjects import measured, measured_errors, measured_writes
 from conformance.twin.surface import NativeModule
+from golden.inputs import Inputs
+
+Engine = Callable[[Inputs], Tensor]
+"""Computes a canonical case: BF16 [rows, num_heads, head_dim_ckv]."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Machine:
 
     construct: the backend measured. wrapper: FlashInfer's, which may refuse by raising.
     memory: what is in use now; None where nothing is told. writes: cache writes of so many tokens.
+    engines: what computes a canonical case, by name; `own` is the backend's.
     """
 
     shape: Shape
@@ -38,7 +45,9 @@ class Machine:
     wrapper: Callable[[Shape, torch.device], Any]
     memory: Callable[[], Memory | None]
     writes: Callable[[int], list[CacheWrite]]
+    engines: Callable[[], Mapping[str, Engine]]
     rehearsal: bool = False
+    own: str = measured_errors.NAME
 
     def sized(self, **changes: Any) -> Shape:
         """The shape with some of its sizes changed."""
@@ -58,18 +67,34 @@ def obstacle() -> str | None:
 def gpu() -> Machine:
     """The current GPU, with the installed FlashInfer; obstacle() must be None."""
     writes = measured_writes.factory(gpu=True)
-    return Machine(Shape(), GpuTimer(), measured.factory(), Wrapper, _gpu_memory, writes)
+    return Machine(
+        Shape(), GpuTimer(), measured.factory(), Wrapper, _gpu_memory, writes, _gpu_engines
+    )
 
 
 def rehearsal() -> Machine:
     """The CPU: tiny sizes, FlashInfer simulated, nothing timed."""
     construct = measured.factory(NativeModule)
     writes = measured_writes.factory(gpu=False)
-    return Machine(TINY, NoTimer(), construct, _no_wrapper, lambda: None, writes, rehearsal=True)
+    return Machine(
+        TINY, NoTimer(), construct, _no_wrapper, lambda: None, writes, _cpu_engines, rehearsal=True
+    )
+
+
+def _cpu_engines() -> dict[str, Engine]:
+    return {measured_errors.NAME: measured_errors.factory(NativeModule)}
 
 
 def _no_wrapper(shape: Shape, device: torch.device) -> Any:
     raise NotImplementedError("a rehearsal has no wrapper: it needs a GPU")
+
+
+def _gpu_engines() -> dict[str, Engine]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    return {
+        measured_errors.NAME: measured_errors.factory(),
+        "FlashInfer": lambda inputs: directly.attend(inputs, device),
+    }
 
 
 def _gpu_memory() -> Memory:

@@ -24,6 +24,14 @@ _FLOAT_WORKSPACE = 128 << 20  # FlashInfer's own advice
 _PAGE_SIZE = 1
 
 
+def told(mla: Any, csr: dict[str, Any]) -> dict[str, Any]:
+    """CSR metadata of split tensors as this version's plan() takes it."""
+    metadata = getattr(mla, "MLAPlanMetadata", None)
+    if metadata is None:
+        return csr
+    return {"metadata": metadata.csr(**csr), "query_layout": "split", "kv_cache_layout": "split"}
+
+
 class Wrapper:
     """One wrapper with its reserved buffers. mla: the module `flashinfer.mla`, or a stand-in."""
 
@@ -41,7 +49,7 @@ class Wrapper:
             kv_len_arr=torch.zeros(rows, dtype=int32, device=device),
             backend="fa3",
         )
-        self._metadata = getattr(mla, "MLAPlanMetadata", None)
+        self._mla = mla
 
     def planning(self, contexts: Sequence[int]) -> Call:
         """The call of plan() for rows of these contexts; its metadata is ready on the host."""
@@ -58,14 +66,9 @@ class Wrapper:
             "kv_indices": self._kv_indices[: max(int(offsets[-1]), 1)],
             "kv_len_arr": lengths,
         }
-        if self._metadata is None:
-            form: dict[str, Any] = csr
-        else:
-            split = {"query_layout": "split", "kv_cache_layout": "split"}
-            form = {"metadata": self._metadata.csr(**csr), **split}
         return partial(
             self._wrapper.plan,
-            **form,
+            **told(self._mla, csr),
             num_heads=shape.num_heads,
             head_dim_ckv=shape.head_dim_ckv,
             head_dim_kpe=0,

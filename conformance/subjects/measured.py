@@ -41,11 +41,11 @@ def factory(native: Callable[[], Any] | None = None) -> Callable[[Shape], "Measu
     if native is None:
         gpu, installed = smla.CudaRuntime(), InstalledFlashInfer()
         return lambda shape: MeasuredSmla(shape, gpu, installed)
-    cpu, simulated = smla.CpuRuntime(), _Simulated(native)
+    cpu, simulated = smla.CpuRuntime(), Simulated(native)
     return lambda shape: MeasuredSmla(shape, cpu, simulated)
 
 
-class _Simulated:
+class Simulated:
     """A native source whose modules are a simulated FlashInfer."""
 
     version = "simulated"

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from conformance import cli
-from conformance.bench import identity, machine, memory, planning
+from conformance.bench import errors, identity, machine, memory, planning
 from conformance.bench.cli import bench_command
 from conformance.bench.device import around
 from conformance.bench.machine import Machine, Memory
@@ -111,9 +111,11 @@ def test_a_rehearsal_runs_everything(tmp_path: Path) -> None:
     assert (told["schema"], told["rehearsal"], told["exit"]) == (SCHEMA, True, 0)
     assert told["failures"] == [] and told["environment"]["torch"] == torch.__version__
     assert told["options"]["max_tokens"] == [8, 256]
-    assert told["answers"] == {"int workspace equal": True, "nothing grows": None}
+    answers = told["answers"]
+    assert answers.pop(errors.QUESTION) is True
+    assert answers == {"int workspace equal": True, "nothing grows": None}
     sections = told["sections"]
-    assert set(sections) == {"plan", "split", "device", "write", "memory", "bytes"}
+    assert set(sections) == {"plan", "split", "device", "write", "memory", "bytes", "error"}
     assert [row["max_tokens"] for row in sections["plan"]] == [8, 256]
     for row in sections["plan"]:
         assert row["replan"] is None and "GPU" in row["wrapper"]["refused"], row
@@ -136,18 +138,18 @@ def test_the_measured_writes_write_every_token_and_the_copy_moves_as_many_bytes(
     where: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for write in where.writes(100):
-        launched: list[tuple[object, ...]] = []
+        launched: list[tuple[str, object]] = []
         launch = write.runtime.launch
 
         def note(kernel: Any, grid: object, args: tuple[Any, ...], meta: object) -> None:
-            launched.append((kernel.name, grid, args[4]))  # noqa: B023 (used in this turn alone)
+            launched.append((kernel.name, args[4]))  # noqa: B023 (used in this turn alone)
             launch(kernel, grid, args, meta)  # noqa: B023
 
         monkeypatch.setattr(write.runtime, "launch", note)
         write.write()
         monkeypatch.undo()
-        ((name, grid, cache),) = launched
-        assert (name, grid) == (f"write_per_{write.scaling}", (100,))
+        ((name, cache),) = launched
+        assert name == f"write_per_{write.scaling}"
         assert isinstance(cache, torch.Tensor)
         assert cache.shape[2] == 512 + write.head_dim_kpe
         assert int((cache != 0).any(-1).sum()) == 100
@@ -369,3 +371,36 @@ def test_the_wrapper_is_planned_with_all_padded_rows(metadata: Any) -> None:
     assert csr["kv_indices"].data_ptr() == buffers["kv_indices"].data_ptr()
     assert (buffers["use_cuda_graph"], buffers["backend"]) == (True, "fa3")
     assert (given["num_heads"], given["head_dim_kpe"], given["causal"]) == (64, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"), [(None, 0), ("scaled", 1), ("refused", 0), ("broken", 2)]
+)
+def test_outputs_beyond_their_bound_end_with_1(
+    results: Results, where: Machine, wrong: str | None, code: int
+) -> None:
+    sound = where.engines()[where.own]
+
+    def engine(inputs: Any) -> torch.Tensor:
+        if wrong == "refused" and inputs.recipe.fmt == "e4m3_group":
+            raise ValueError("not served")
+        if wrong == "broken":
+            raise RuntimeError("no module")
+        return sound(inputs) * (1.05 if wrong == "scaled" else 1.0)
+
+    errors.measure(replace(where, engines=lambda: {where.own: engine, "beside": sound}), results)
+    assert results.exit == code
+    rows = [row for row in results.sections["error"] if row["engine"] == where.own]
+    few = [recipe for recipe in errors.chosen(rehearsal=True)]
+    assert {row["case"] for row in rows} == ({r.name for r in few} if wrong != "broken" else set())
+    assert sum("refused" in row for row in rows) == (2 if wrong == "refused" else 0)
+    beside = [row for row in results.sections["error"] if row["engine"] == "beside"]
+    assert len(beside) == len(few) == 6 and all(row["ok"] for row in beside)
+
+
+def test_every_format_and_all_hard_numbers_are_measured_on_a_gpu() -> None:
+    chosen = errors.chosen(rehearsal=False)
+    assert {(r.fmt, r.head_dim_kpe) for r in chosen} == {
+        (fmt, kpe) for fmt in ("bf16", "e4m3", "e4m3_group") for kpe in (0, 64)
+    }
+    assert {r.numerics for r in chosen if r.fmt == "e4m3_group"} > {"plain", "dominating"}
