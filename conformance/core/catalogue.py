@@ -41,7 +41,7 @@ _ALL = (
     Requirement(
         "SUITE-3",
         "Golden and its bound agree with an independent derivation.",
-        48,
+        72,
         0,
         "it runs on the CPU alone",
     ),

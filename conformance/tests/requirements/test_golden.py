@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from conformance.core.case import Step
+from conformance.core.case import SCALE_GROUP, Config, Step
 from conformance.core.inputs import StepInputs, World
 from conformance.core.lab import Lab
 from conformance.core.population import config_of
@@ -25,7 +25,7 @@ _BOUND = 2.0**-8
 @requirement(
     "SUITE-3",
     how=("answer", "bound", "kinds", "draw"),
-    dtype=("bf16", "fp8"),
+    dtype=("bf16", "fp8", "fp8g"),
     kpe=(0, 64),
     geo=("tiny", "odd", "wide"),
 )
@@ -49,13 +49,27 @@ def drawn(lab: Lab) -> tuple[Step, World, StepInputs]:
     draw, topk = lab.case.draw.fork("lengths"), lab.case.geometry.index_topk
     lengths = (1, 0, 2, draw.randint(3, topk), topk, 2 * topk + draw.randint(0, 9))
     step = Step((1,) * len(lengths), lengths, lengths, len(lengths))
-    world = World(lab.case, config_of(lab.case, [step], full_width=False), [step], "cpu")
+    config = config_of(lab.case, [step], full_width=False)
+    world = World(lab.case, of_many_groups(lab, config), [step], "cpu")
     inputs = world.draw_step(step)
     # Logits near zero, and of some tens, where float32's share of the bound shows. Not for FP8: the
     # float32 sums of its bound lose digits where a row attends to a single token (5 % of a bound).
-    factor = 1 if world.config.fp8 else draw.choice((1, 64))
+    # Nor so far with group scales: the weight of all but one token would be less than float32 has.
+    factors = {"bf16": (1, 64), "fp8": (1,), "fp8g": (1, 4)}
+    factor = draw.choice(factors[lab.case["dtype"]])
     inputs = replace(inputs, q_nope=inputs.q_nope * factor, q_pe=inputs.q_pe * factor)
     return step, world, inputs
+
+
+def of_many_groups(lab: Lab, config: Config) -> Config:
+    """Of group scales, draw two to four; in one geometry the rope part is decoded with rounding."""
+    if not config.group_scales:
+        return config
+    draw = lab.case.draw.fork("groups")
+    ckv = SCALE_GROUP * draw.randint(2, 5)
+    k_scale = draw.choice((0.0123, 0.37, 3.1)) if lab.case["geo"] == "wide" else config.k_scale
+    sm_scale = (ckv + config.head_dim_kpe) ** -0.5 / k_scale
+    return replace(config, head_dim_ckv=ckv, k_scale=k_scale, sm_scale=sm_scale)
 
 
 def rows_of(inputs: StepInputs) -> list[int]:
@@ -88,16 +102,14 @@ def the_bound_is_the_models(
     lab: Lab, step: Step, world: World, inputs: StepInputs, golden: Golden
 ) -> None:
     """The bound is what its docstring says; what rounds so passes, and what is beyond fails."""
-    fp8, k_scale = world.config.fp8, world.config.k_scale
+    decode = plainly.Decoding.of(world.config)
     limit = bound(golden, roundings(world))
     engine = torch.zeros_like(golden.out)
     own = torch.zeros_like(golden.out)
     for row in rows_of(inputs):
         tokens = inputs.tokens[row].tolist()
         for head, exact in enumerate(plainly.heads_of(world, step, inputs, row)):
-            own[row, head] = torch.from_numpy(
-                plainly.bound_of(exact, SPLIT, k_scale if fp8 else None)
-            )
+            own[row, head] = torch.from_numpy(plainly.bound_of(exact, SPLIT, decode))
             engine[row, head] = plainly.rounded_engine(
                 world, exact, step.row_requests[row], tokens, SPLIT
             ).double()
@@ -151,7 +163,7 @@ def the_wrong_kind_never_passes(
 
 
 def roundings(world: World) -> Roundings:
-    return Roundings.of("e4m3" if world.config.fp8 else "bf16", world.config.k_scale)
+    return Roundings.of(world.config.fmt, world.config.k_scale)
 
 
 def judged(world: World, observed: torch.Tensor, golden: Golden) -> Verdict:
