@@ -17,6 +17,9 @@ ROOMS = ("conformance", "fuzz", "golden")
 """The rooms that judge."""
 
 GOLDEN_SET = Path("golden/data")
+HARDWARE_RECORDS = Path("conformance/traces/hardware")
+LEFT_OUT = frozenset({GOLDEN_SET, HARDWARE_RECORDS})
+"""Data that no GPU host needs, in folders that say by themselves what they hold."""
 
 
 def describe(rooms: Sequence[str] = ROOMS) -> dict[str, Any]:
@@ -59,14 +62,14 @@ def commit() -> str | None:
 def files(root: Path, rooms: Sequence[str]) -> Iterator[Path]:
     """Yield the names of the files that make some rooms, relative to `root`, in order.
 
-    Hidden ones and what Python writes beside sources are none of them, nor is the golden set, which
-    no case reads: it would take a third of a bundle.
+    Hidden ones and what Python writes beside sources are none of them, nor is what is LEFT_OUT: the
+    golden set, which no case reads, would take a third of a bundle, and hardware records a tenth.
     """
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             name = path.relative_to(root)
             hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-            if not hidden and GOLDEN_SET not in name.parents and path.is_file():
+            if not hidden and LEFT_OUT.isdisjoint(name.parents) and path.is_file():
                 yield name
 
 

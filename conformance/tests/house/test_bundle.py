@@ -99,8 +99,10 @@ def test_every_file_of_a_room_is_in_it(bundle: Path, tmp_path: Path) -> None:
     unpacked(bundle, folder)
     for name in environment.files(ROOT, ["golden"]):
         assert (folder / "suite" / name).read_bytes() == (ROOT / name).read_bytes(), name
-    assert (ROOT / environment.GOLDEN_SET).is_dir(), "where it lies, so that it can be left out"
-    assert not (folder / "suite" / environment.GOLDEN_SET).exists()
+    for left_out in environment.LEFT_OUT:
+        assert (ROOT / left_out).is_dir(), "where it lies, so that it can be left out"
+        assert not (folder / "suite" / left_out).exists()
+        assert all(left_out not in n.parents for n in environment.files(ROOT, environment.ROOMS))
     assert set(build.ROOMS) == {"golden"}, "the fixture's; all of them are in test_bundle_start"
 
 
