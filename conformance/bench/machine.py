@@ -18,7 +18,7 @@ from conformance.twin.surface import NativeModule
 from golden.inputs import Inputs
 
 Engine = Callable[[Inputs], Tensor]
-"""Computes a canonical case: BF16 [rows, num_heads, head_dim_ckv]."""
+"""Computes a canonical case, BF16 [rows, num_heads, head_dim_ckv], or raises NotServed."""
 
 
 @dataclass(frozen=True)

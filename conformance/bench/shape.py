@@ -12,6 +12,10 @@ from conformance.bench.watch import Spent
 Call = Callable[[], object]
 
 
+class NotServed(Exception):
+    """A case that a backend refuses, in its own words."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A backend's configuration and its batch.

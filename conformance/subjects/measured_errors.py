@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 import smla
+from conformance.bench.shape import NotServed
 from conformance.subjects.measured import Simulated
 from golden.inputs import Inputs
+from smla import errors
 from smla.engines.flashinfer.compat import InstalledFlashInfer, NativeSource
 
 NAME = "smla"
 
 
 def factory(native: Callable[[], Any] | None = None) -> Callable[[Inputs], Tensor]:
-    """What computes a case's step, BF16 [rows, num_heads, head_dim_ckv].
+    """What computes a case's step, BF16 [rows, num_heads, head_dim_ckv], or raises NotServed.
 
     native: makes a simulated FlashInfer module, to run on the CPU; None for the installed
     FlashInfer on the current GPU.
@@ -27,6 +29,13 @@ def factory(native: Callable[[], Any] | None = None) -> Callable[[Inputs], Tenso
 
 
 def _attend(runtime: smla.Runtime, source: NativeSource, inputs: Inputs) -> Tensor:
+    try:
+        return _served(runtime, source, inputs)
+    except errors.SmlaError as refused:
+        raise NotServed(str(refused)) from refused
+
+
+def _served(runtime: smla.Runtime, source: NativeSource, inputs: Inputs) -> Tensor:
     recipe = inputs.recipe
     fp8, grouped = recipe.fmt != "bf16", recipe.fmt == "e4m3_group"
     config = smla.SparseMLAConfig(

@@ -4,14 +4,12 @@ A value is divided by its scale in float32, exactly rounded, then rounded once m
 even, beyond 448 to 448. Every NaN becomes code 0x7f.
 
 A GPU has an instruction for the second step, and for the first a multiplication by the inverse with
-one correction, exact as long as nothing leaves float32's range on the way: `_quotient`. Triton's
-interpreter has neither: it fuses no multiplication with an addition, and rounds ties and carries to
-E4M3 otherwise. There the first is a division, the second is done with integers.
+one correction: `_quotient`. Triton's interpreter rounds ties and carries to E4M3 otherwise; there
+the second is done with integers. From Triton 3.9 on it rounds a fused multiplication and addition
+once; before that the first is a division there.
 
 A slot outside of the cache, negative ones among them (padding), writes nothing.
 """
-
-import os
 
 import torch
 import triton
@@ -40,7 +38,20 @@ _TOKENS_OF_GROUPS, _TOKENS_OF_ROPE = 2, 16
 """Tokens of a program that writes compressed parts under group scales, and of one that writes rope
 parts. These programs have one warp: no group then waits for those of another warp."""
 
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+def _rounds_once() -> bool:
+    """Whether a fused multiplication and addition rounds once where these kernels run."""
+    if not triton.knobs.runtime.interpret:
+        return True
+    try:
+        from triton._C.libtriton import interpreter
+    except ImportError:
+        return False
+    return hasattr(interpreter, "fma_fp32")
+
+
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_FUSED = tl.constexpr(_rounds_once())
 
 
 @triton.jit
@@ -59,16 +70,18 @@ def _float32(bits):
 def _quotient(value, scale, inverse, FINITE: tl.constexpr):
     """value / scale in float32, exactly rounded; `inverse` is 1 / scale, exactly rounded.
 
-    value: BF16 numbers. scale: within 2**-60 and 2**60. Quotients below 2**-11 may be off, which is
-    nothing to E4M3. FINITE: no value is infinite or NaN, and no quotient beyond float32.
+    value: BF16 numbers. scale: within 2**-60 and 2**60. Values below 2**-90 may give a last bit
+    that is off: their quotients are far below what E4M3 tells from 0. FINITE: no value is infinite
+    or NaN, and no quotient beyond float32.
 
-    The product is one or two steps off, the remainder is exact, and so is the sum of both: for
-    all 2**30 pairs of significands the quotient was compared with a division, on an H200.
+    The product is at most one step off, the remainder is exact, and so is the sum of both: for
+    all 2**30 pairs of significands the quotient was compared with a division, on an H200. A zero
+    keeps its sign, as the remainder is taken from the product and not from the value.
     """
-    if _INTERPRETED:
+    if not _FUSED:
         return tl.div_rn(value, scale)
     near = value * inverse
-    exact = tl.fma(tl.fma(-near, scale, value), inverse, near)
+    exact = tl.fma(tl.fma(near, scale, -value), -inverse, near)
     return exact if FINITE else tl.where(tl.abs(near) < float("inf"), exact, near)
 
 
@@ -93,7 +106,7 @@ def _rows(slot_mapping, token, tokens, num_blocks, block_stride_rows, BLOCK_SIZE
     """The cache rows of tokens, and which of them have one."""
     slot = tl.load(slot_mapping + token, mask=token < tokens, other=-1)
     placed = (slot >= 0) & (slot < num_blocks.to(tl.int64) * BLOCK_SIZE)
-    slot = tl.where(placed, slot, 0).to(tl.int32)  # a cache has fewer than 2**31 slots
+    slot = tl.where(placed, slot, 0).to(tl.int32)  # a cache has at most 2**31 slots
     return (slot // BLOCK_SIZE).to(tl.int64) * block_stride_rows + slot % BLOCK_SIZE, placed
 
 
@@ -116,7 +129,7 @@ def _write_part(
     into = cache + (row * row_units * ROW_UNIT + FIRST)[:, None] + channel[None, :]
     inside = inside & placed[:, None]
     divisor = tl.full(value.shape, scale, tl.float32)
-    inverse = tl.full(value.shape, tl.div_rn(1.0 + scale * 0.0, scale), tl.float32)
+    inverse = tl.div_rn(tl.full(value.shape, 1.0, tl.float32), divisor)
     tl.store(into, _e4m3(_quotient(value, divisor, inverse, False)), mask=inside)
 
 

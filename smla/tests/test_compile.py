@@ -98,6 +98,8 @@ def test_a_kernel_compiles(key):
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert made.asm["cubin"]
     if kernel.name.startswith("write"):
-        # Division and subnormal numbers as IEEE 754 has them, as on the interpreter.
-        assert "div.rn.f32" in made.asm["ptx"]
+        # Inverses and subnormal numbers as IEEE 754 has them; quotients corrected in one rounding,
+        # and codes by the instruction for them.
+        for word in ("div.rn.f32", "fma.rn.f32", "cvt.rn.satfinite.e4m3x2.f32"):
+            assert word in made.asm["ptx"], word
         assert not re.search(r"div\.(full|approx)|\.ftz", made.asm["ptx"])

@@ -19,7 +19,7 @@ from conformance.bench.cli import bench_command
 from conformance.bench.device import around
 from conformance.bench.machine import Machine, Memory
 from conformance.bench.results import SCHEMA, Results, cell, ratio
-from conformance.bench.shape import TINY, Shape
+from conformance.bench.shape import TINY, NotServed, Shape
 from conformance.bench.stats import percentile, summarize
 from conformance.bench.timer import NoTimer, Timed
 from conformance.bench.watch import watch
@@ -374,7 +374,8 @@ def test_the_wrapper_is_planned_with_all_padded_rows(metadata: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code"), [(None, 0), ("scaled", 1), ("refused", 0), ("broken", 2)]
+    ("wrong", "code"),
+    [(None, 0), ("scaled", 1), ("refused", 0), ("broken", 2), ("invalid", 2)],
 )
 def test_outputs_beyond_their_bound_end_with_1(
     results: Results, where: Machine, wrong: str | None, code: int
@@ -383,16 +384,21 @@ def test_outputs_beyond_their_bound_end_with_1(
 
     def engine(inputs: Any) -> torch.Tensor:
         if wrong == "refused" and inputs.recipe.fmt == "e4m3_group":
-            raise ValueError("not served")
+            raise NotServed("not served")
+        if wrong == "invalid":
+            raise ValueError("a bug of its own")
         if wrong == "broken":
             raise RuntimeError("no module")
         return sound(inputs) * (1.05 if wrong == "scaled" else 1.0)
 
     errors.measure(replace(where, engines=lambda: {where.own: engine, "beside": sound}), results)
     assert results.exit == code
+    assert results.answers[errors.QUESTION] is {0: True, 1: False, 2: None}[code]
     rows = [row for row in results.sections["error"] if row["engine"] == where.own]
     few = [recipe for recipe in errors.chosen(rehearsal=True)]
-    assert {row["case"] for row in rows} == ({r.name for r in few} if wrong != "broken" else set())
+    assert {row["case"] for row in rows} == (
+        {r.name for r in few} if wrong not in ("broken", "invalid") else set()
+    )
     assert sum("refused" in row for row in rows) == (2 if wrong == "refused" else 0)
     beside = [row for row in results.sections["error"] if row["engine"] == "beside"]
     assert len(beside) == len(few) == 6 and all(row["ok"] for row in beside)

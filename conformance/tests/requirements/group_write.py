@@ -26,7 +26,12 @@ GENTLE = 8.0
 """The largest logit where errors of values are compared. Where logits are far apart, one that is a
 few percent off moves a row to another token, and every output with it."""
 
-TOKENS = 24
+TOKENS = 23
+"""No multiple of anything that a kernel may take at once."""
+
+EDGES = (-126, -118, -110, -100, -60, -51, -50, 10, 59, 60, 100, 119)
+"""Binades of the largest value of all groups of a write, on both sides of those from which on a
+quotient may be had otherwise than by division."""
 
 _VALUES = [
     (code % 8 + (8 if code >= 8 else 0)) * 2.0 ** (max(code // 8, 1) - 10) for code in range(127)
@@ -64,31 +69,31 @@ def check_codes(lab: Lab, codes: Tensor, values: Tensor, scales: Tensor, what: s
     quotient = (values.double() / scales.double()).float().double()
     size, wanted = codes.long() & 0x7F, nearest(quotient.abs())
     wanted = wanted.masked_fill(values.isnan(), 0x7F)
-    signs = (wanted == 0) | (wanted == 0x7F) | ((codes >= 128) == (values < 0))
+    signs = (codes >= 128) == (values.signbit() & ~values.isnan())
     wrong = ((size != wanted) | ~signs).nonzero()
     first = tuple(wrong[0].tolist()) if len(wrong) else ()
     lab.check(
         not first,
         f"{what}: {len(wrong)} of {codes.numel()} codes, the first",
         got=f"{int(codes[first]):#x} for {float(values[first])!r}" if first else "",
-        expected=f"magnitude {int(wanted[first]):#x} of quotient {float(quotient[first])!r}"
+        expected=f"its sign and {int(wanted[first]):#x} of quotient {float(quotient[first])!r}"
         if first
         else "",
     )
 
 
-def tokens_of(lab: Lab, world: World, label: str, *, ckv: Tensor | None = None) -> Tokens:
-    """Draw tokens for slots far apart and out of order, some of them padding."""
+def tokens_of(lab: Lab, world: World, label: str, count: int = TOKENS) -> Tokens:
+    """Draw tokens for slots far apart and out of order, some of them padding; one is none."""
     config, draw = world.config, lab.case.draw.fork(f"write {label}")
-    size, count = config.geometry.block_size, TOKENS
+    size = config.geometry.block_size
     slots = torch.tensor(draw.sample(world.num_blocks * size, count))
     rows = slots // size * world.stride_rows + slots % size
-    padding = draw.ints((count,), 0, 6) == 0
+    padding = (draw.ints((count,), 0, 6) == 0) & (count > 1)
     slots, rows = slots.masked_fill(padding, -1), rows.masked_fill(padding, -1)
     kpe = draw.bf16((count, config.head_dim_kpe)) * config.k_scale
     loud = draw.ints(kpe.shape, 0, 16) == 0  # beyond 448: it saturates
     kpe = torch.where(loud, kpe * 2**11, kpe)
-    return Tokens(latents(draw, count, config.groups) if ckv is None else ckv, kpe, slots, rows)
+    return Tokens(latents(draw, count, config.groups), kpe, slots, rows)
 
 
 def latents(draw: Draw, count: int, groups: int) -> Tensor:
@@ -136,21 +141,29 @@ def check_scales(lab: Lab, bench: Bench, values: Tensor, rows: Tensor) -> Tensor
 
 
 def check_groups(lab: Lab) -> None:
-    """Scales and codes of every token, twice over some of the same slots."""
+    """Scales and codes of every token, of one alone, and of groups of one size, some of them twice
+    over the same slots."""
     lab.needs("cache-write")
     step = lab.step()
     bench = lab.bench(step)
-    config = bench.config
-    for label in ("first", "second"):
-        tokens = tokens_of(lab, bench.world, label)
+    config, draw, number = bench.config, lab.case.draw.fork("edges"), lab.case.number
+    binades = [EDGES[(number + n) % len(EDGES)] for n in (0, len(EDGES) // 2)]
+    writes = [("first", TOKENS, None), ("second", TOKENS, None), ("single", 1, None)]
+    for label, count, binade in [*writes, *((f"2^{n}", TOKENS, n) for n in binades)]:
+        tokens = tokens_of(lab, bench.world, label, count)
+        if binade is not None:
+            even = draw.bf16((count, config.groups, SCALE_GROUP)).float()
+            even /= even.abs().amax(-1, keepdim=True)
+            even *= 1 + draw.ints((count, config.groups, 1), 0, 128) / 128
+            tokens = replace(tokens, ckv=(even * 2.0**binade).flatten(1).bfloat16())
         codes = written(lab, bench, tokens, config.k_scale, grouped=True)
         live = tokens.rows >= 0
         values = tokens.ckv[live].view(-1, config.groups, SCALE_GROUP)
         scales = check_scales(lab, bench, values, tokens.rows[live])
         ckv, kpe = codes[:, : config.head_dim_ckv], codes[:, config.head_dim_ckv :]
-        spread = scales.repeat_interleave(SCALE_GROUP, 1)
-        check_codes(lab, ckv, values.flatten(1), spread, f"compressed part, {label} write")
-        check_codes(lab, kpe, tokens.kpe[live], torch.tensor(config.k_scale), "rope part")
+        spread, what = scales.repeat_interleave(SCALE_GROUP, 1), f"{label} write"
+        check_codes(lab, ckv, values.flatten(1), spread, f"compressed part, {what}")
+        check_codes(lab, kpe, tokens.kpe[live], torch.tensor(config.k_scale), f"rope part, {what}")
 
 
 def check_per_tensor(lab: Lab) -> None:
@@ -183,7 +196,8 @@ def check_strange(lab: Lab) -> None:
     config, draw = bench.config, lab.case.draw.fork("strange")
     tokens = tokens_of(lab, bench.world, "strange")
     ckv, kpe = tokens.ckv.clone(), tokens.kpe.clone()
-    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 3.3e38, -3.3e38, 1e-40, -0.0]).bfloat16()
+    kinds = [torch.nan, -torch.nan, torch.inf, -torch.inf, 3.3e38, -3.3e38, 1e-40, -0.0]
+    odd = torch.tensor(kinds).bfloat16()
     for part in (ckv, kpe):
         strange = draw.ints(part.shape, 0, 100) == 0
         part[strange] = odd[draw.ints((int(strange.sum()),), 0, len(odd))]
