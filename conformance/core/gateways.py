@@ -1,6 +1,10 @@
 """pytest-xdist's options for workers behind gateways, and what goes to those on other hosts."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
+
+import execnet
 
 from conformance.core.request import Request, SuiteError
 
@@ -8,6 +12,8 @@ _CHECKOUT = Path(__file__).parents[2]
 _ROOMS = ("smla", "golden", "conformance", "fuzz")
 """The folders of the checkout that a worker on another host gets a copy of: its own would be of
 another state."""
+_END_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 def gateway_options(request: Request, tier: str) -> list[str]:
@@ -27,6 +33,38 @@ def gateway_options(request: Request, tier: str) -> list[str]:
         # With "=": as a word of its own xdist would look for its place on the other host.
         options.append(f"--rsyncdir={folder.absolute()}")
     return [*options, "--rsyncignore=__pycache__"]
+
+
+def answering(request: Request) -> Request:
+    """Return the request without the gateways that do not answer, as after the death of a host.
+
+    pytest-xdist starts on all of them or not at all. Raises SuiteError where none is left.
+    """
+    left = []
+    for spec in request.tx:
+        if _answers(spec):
+            left.append(spec)
+        else:
+            _log.warning("--tx %s does not answer; going on without it", spec)
+    if request.tx and not left:
+        raise SuiteError(
+            f"--tx: found no gateway that answers, of {len(request.tx)}; allowed: one at least; to "
+            "fix: look after the hosts, then run it again"
+        )
+    return replace(request, tx=tuple(left))
+
+
+def _answers(spec: str) -> bool:
+    count, several, one = spec.partition("*")
+    group = execnet.Group()
+    try:
+        group.makegateway(one if several and count.isdigit() else spec)
+    except Exception as problem:  # execnet raises anything here
+        _log.debug("--tx %s: %r", spec, problem)
+        return False
+    finally:
+        group.terminate(timeout=_END_S)
+    return True
 
 
 def _environment(tier: str) -> str:

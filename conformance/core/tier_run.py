@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from conformance.core.aftermath import settle
+from conformance.core.gateways import answering
 from conformance.core.process import Process
 from conformance.core.record import Outcome, Record, RecordError, read_records
 from conformance.core.request import Request, SuiteError
@@ -71,6 +72,7 @@ def run_tier(
             what = "did not run because of a fault; starting again"
             _log.warning("%s: %d cases %s", tier, len(here), what)
         only, how = (shared, request) if shared else (left[:1], replace(request, workers="0"))
+        how = answering(how) if lost else how
     raise AssertionError("unreachable")
 
 

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conformance.core.gateways import answering
 from conformance.core.record import Outcome
+from conformance.core.request import Request, SuiteError
 from fuzz.tests import deadly
 from fuzz.tests.test_lane import PROFILE, RUN, TURNS, here, records
 
@@ -105,6 +108,19 @@ def test_time_ends_workers_on_other_hosts(far: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = records(tmp_path)
     assert len(found) > 1 and sorted(found) == [*range(len(found))]
+
+
+def test_gateways_that_do_not_answer_are_left_out(
+    far: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a host died late: no other worker was left, and the rest is started again."""
+    gone = far.replace("ssh=far", "ssh=nobody").replace("//python", "//id=gone//python")
+    asked = Request(tier="twin", subject=deadly.FACTORY, tx=("popen", gone, f"2*{far}"))
+    assert answering(asked) == replace(asked, tx=("popen", f"2*{far}"))
+    assert gone in caplog.text
+    with pytest.raises(SuiteError, match="found no gateway that answers, of 1"):
+        answering(replace(asked, tx=(gone,)))
+    assert answering(replace(asked, tx=())).tx == ()
 
 
 def test_a_host_that_is_gone_costs_its_history_alone(far: str, tmp_path: Path) -> None:
