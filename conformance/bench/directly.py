@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.bench.wrapper import told
+from conformance.bench.wrapper import FLOAT_WORKSPACE, told
 from golden.inputs import Inputs
-
-_FLOAT_WORKSPACE = 128 << 20  # FlashInfer's own advice
 
 
 def attend(inputs: Inputs, device: torch.device) -> Tensor:
@@ -26,7 +24,7 @@ def attend(inputs: Inputs, device: torch.device) -> Tensor:
     kind = torch.bfloat16 if recipe.fmt == "bf16" else torch.float8_e4m3fn
     cache = inputs.cache.data.to(device).view(kind).view(-1, 1, inputs.cache.head_dim)
     wrapper = mla.BatchMLAPagedAttentionWrapper(
-        torch.empty(_FLOAT_WORKSPACE, dtype=torch.uint8, device=device), backend="fa3"
+        torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device), backend="fa3"
     )
     csr = {
         "qo_indptr": torch.arange(recipe.rows + 1, dtype=int32),

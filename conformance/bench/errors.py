@@ -59,10 +59,11 @@ def measure(machine: Machine, results: Results) -> None:
     where it served no case there is no answer."""
     worst: dict[tuple[str, int, str, str], Worst] = defaultdict(Worst)
     own: list[bool] = []
+    engines = machine.engines()
     for recipe in chosen(machine.rehearsal):
         inputs = draw_inputs(recipe)
         golden, kind = inputs.attend(), "plain" if recipe.numerics == "plain" else "hard"
-        for name, engine in machine.engines().items():
+        for name, engine in engines.items():
             told = {
                 "case": recipe.name, "fmt": recipe.fmt, "heads": recipe.num_heads,
                 "head_dim_kpe": recipe.head_dim_kpe, "numbers": kind, "engine": name,

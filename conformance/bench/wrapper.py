@@ -20,7 +20,7 @@ import torch
 
 from conformance.bench.shape import Call, Shape
 
-_FLOAT_WORKSPACE = 128 << 20  # FlashInfer's own advice
+FLOAT_WORKSPACE = 128 << 20  # FlashInfer's own advice
 _PAGE_SIZE = 1
 
 
@@ -41,7 +41,7 @@ class Wrapper:
         rows, int32 = shape.max_tokens, torch.int32
         self._kv_indices = torch.zeros(rows * shape.topk_width, dtype=int32, device=device)
         self._wrapper = mla.BatchMLAPagedAttentionWrapper(
-            torch.empty(_FLOAT_WORKSPACE, dtype=torch.uint8, device=device),
+            torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device),
             use_cuda_graph=True,
             qo_indptr=torch.zeros(rows + 1, dtype=int32, device=device),
             kv_indptr=torch.zeros(rows + 1, dtype=int32, device=device),
